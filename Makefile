@@ -1,0 +1,47 @@
+# Two commands do everything:  make demo   and   make test
+# Both make the environment in .venv first. llama.cpp is compiled once (about ten minutes on two cores); pip keeps the
+# built wheel in its cache, so the next environment on this machine takes seconds.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.ready
+
+# The image tools of llama.cpp are a third of its compile and unused here. Set CMAKE_ARGS yourself for a GPU build, for
+# example CMAKE_ARGS="-DGGML_CUDA=on -DLLAVA_BUILD=OFF".
+export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
+
+.PHONY: demo test lint format lock bench clean
+
+demo: $(STAMP)
+	$(BIN)/swarmnode demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Every version with its hashes; made for any platform from the bounds in pyproject.toml.
+lock: $(STAMP)
+	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+	  --custom-compile-command "make lock" --extra dev --quiet --output-file requirements.lock pyproject.toml
+
+bench: $(STAMP)
+	$(BIN)/swarmnode bench engine
+	$(BIN)/swarmnode bench transport
+
+$(STAMP): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python tools/install.py requirements.lock
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,75 @@
+"""Fills this interpreter's environment from the lock file and installs swarmnode into it. Called by the Makefile.
+
+llama-cpp-python is built from source on first use, silently and for minutes; this says so and shows that it moves.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+
+def pip(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments], check=True)
+
+
+def locked_part(lock: Path, package: str) -> tuple[str, str]:
+    """The lock file's requirement of one package, and all the others."""
+    blocks: list[str] = []
+    for line in lock.read_text().splitlines(keepends=True):
+        if line.startswith((" ", "\t")) and blocks:
+            blocks[-1] += line
+        elif not line.startswith("#"):
+            blocks.append(line)
+    wanted = [b for b in blocks if b.startswith(package + "==")]
+    return "".join(wanted), "".join(b for b in blocks if b not in wanted)
+
+
+def with_a_clock(label: str, work: list[str]) -> None:
+    """Run a silent pip command and print the minutes it has taken."""
+    start = time.monotonic()
+    done = threading.Event()
+
+    def tick() -> None:
+        while not done.wait(15):
+            spent = int(time.monotonic() - start)
+            print(f"  … {label}: {spent // 60}:{spent % 60:02d} so far", flush=True)
+
+    clock = threading.Thread(target=tick, daemon=True)
+    clock.start()
+    try:
+        pip(*work)
+    finally:
+        done.set()
+        clock.join()
+
+
+def main() -> int:
+    lock = Path(sys.argv[1]).resolve()
+    here = lock.parent
+    native, others = locked_part(lock, "llama-cpp-python")
+    scratch = Path(sys.prefix) / "lock"
+    scratch.mkdir(exist_ok=True)
+    (scratch / "others.txt").write_text(others)
+    (scratch / "native.txt").write_text(native)
+    try:
+        print("1/3 Python packages", flush=True)
+        pip("install", "--quiet", "--require-hashes", "-r", str(scratch / "others.txt"))
+        print("2/3 llama.cpp: compiled the first time, about ten minutes on two cores; cached afterwards", flush=True)
+        with_a_clock(
+            "compiling llama.cpp",
+            ["install", "--quiet", "--no-deps", "--require-hashes", "-r", str(scratch / "native.txt")],
+        )
+        print("3/3 swarmnode", flush=True)
+        pip("install", "--quiet", "--no-deps", "--no-build-isolation", "-e", str(here))
+    except subprocess.CalledProcessError as error:
+        print(f"install: pip failed with exit code {error.returncode}; its message stands above", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
