@@ -12,6 +12,7 @@ SwarmnodeError                  exit code 1
 │   ├── LayoutMismatch          the ctypes mirror and the installed library disagree
 │   ├── RecipeError             an expert recipe outside the whitelist or with impossible shapes
 │   ├── TraceError              the model's graph could not be understood
+│   ├── BadCall                 arguments of an engine call that do not fit the site
 │   └── ComputeError            ggml or llama.cpp reported a failure
 ├── DispatchError               calling experts on other nodes
 │   ├── NobodyHolds             no reachable node holds these experts
@@ -81,6 +82,10 @@ class RecipeError(EngineError):
 
 class TraceError(EngineError):
     """The model's graph could not be understood."""
+
+
+class BadCall(EngineError):
+    """Arguments of an engine call that do not fit the site: a wrong shape or dtype, an index out of range."""
 
 
 class ComputeError(EngineError):
