@@ -1,0 +1,232 @@
+"""The evaluation hook: sends x away where the experts begin, puts their sum back where it is first used.
+
+llama.cpp calls it for every graph node (`cb_eval`), on the decode thread. A naive callback costs more than the model,
+so nodes are only counted, and memory is touched for the few that matter. Nothing is raised through the callback: an
+exception is kept, the evaluation stopped, and `check` raises it after `llama_decode` has returned.
+
+Not here: which worker computes what (`dispatch.client`), what the graph looks like (`graph_trace`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarmnode.backbone.graph_trace import GraphPlan, SitePlan, TracedNode
+from swarmnode.compute import ggml, ggml_enums
+from swarmnode.errors import TraceError
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+
+_SKIP, _KEEP, _STOP = 1, 2, 4  # bits of a node's action
+_FLAGS_AT = ggml.TensorStruct.flags.offset
+_COMPUTE_OFF = ~ggml_enums.FLAG_COMPUTE
+_NAME_AT = ggml.TensorStruct.name.offset
+
+
+class PendingRows(Protocol):
+    """A site's answer on its way."""
+
+    def result(self) -> F32:
+        """Block until the combined rows [n_tokens, d_out] are there, or raise a DispatchError."""
+
+
+class Experts(Protocol):
+    """Whoever computes Σ wᵢ·Eᵢ(x) for a site (dispatch.client.ExpertClient, or a test's own)."""
+
+    def submit(self, site: int, x: F32, ids: I32, weights: F32) -> PendingRows:
+        """Start a site's call: x [rows, d_in], ids and weights [n_tokens, n_used]. Returns at once."""
+
+
+class GraphRecorder:
+    """Records one evaluation: what `plan_graph` reads. Computes nothing of the experts."""
+
+    def __init__(self) -> None:
+        self.nodes: list[TracedNode] = []
+        self.error: BaseException | None = None
+        self._index: dict[int, int] = {}
+
+    def __call__(self, address: int, ask: bool, _user_data: int | None) -> bool:
+        """The callback. It never asks for data."""
+        if ask and self.error is None:
+            try:
+                self._record(address)
+            except BaseException as error:
+                self.error = error
+        return False
+
+    def _record(self, address: int) -> None:
+        tensor = ggml.TensorStruct.from_address(address)
+        sources: list[int | str] = []
+        for source in filter(None, tensor.src):
+            index = self._index.get(source)
+            sources.append(_name(source) if index is None else index)
+        op = ggml.op_name(tensor.op)
+        if op == "MUL_MAT_ID":
+            tensor.flags &= _COMPUTE_OFF
+        self._index[address] = len(self.nodes)
+        self.nodes.append(
+            TracedNode(
+                name=_name(address),
+                op=op,
+                ne=tuple(tensor.ne),
+                nb=tuple(tensor.nb),
+                params=tuple(tensor.op_params),
+                sources=tuple(sources),
+                view_offset=tensor.view_offs,
+            )
+        )
+
+
+def _name(address: int) -> str:
+    name: bytes = ggml.TensorStruct.from_address(address).name
+    return name.decode("utf-8", "replace")
+
+
+class EvalHook:
+    """Runs a plan during `llama_decode`. One per llama context; its decode thread only.
+
+    Call `begin` before each decode and `check` after it.
+    """
+
+    def __init__(self, plan: GraphPlan, experts: Experts) -> None:
+        self._experts = experts
+        self._n_nodes = plan.n_nodes
+        self._names = [name.encode() for name in plan.names]
+        self._actions = bytearray(plan.n_nodes)
+        self._dispatch: dict[int, SitePlan] = {}
+        self._inject: dict[int, list[SitePlan]] = {}
+        for index in plan.skip:
+            self._actions[index] |= _SKIP
+        for site in plan.sites:
+            self._dispatch[site.dispatch_after] = site
+            self._inject.setdefault(site.inject_after, []).append(site)
+            for index in (site.x, site.ids, site.output) + (() if site.weights is None else (site.weights,)):
+                self._actions[index] |= _KEEP
+            self._actions[site.dispatch_after] |= _STOP
+            self._actions[site.inject_after] |= _STOP
+        self._next = 0
+        self._kept: dict[int, int] = {}
+        self._pending: dict[int, PendingRows | None] = {}
+        self._error: BaseException | None = None
+        self._cancel: BaseException | None = None
+
+    def begin(self) -> None:
+        """Forget the last evaluation."""
+        self._next = 0
+        self._error = self._cancel = None
+        self._pending.clear()
+
+    def cancel(self, error: BaseException) -> None:
+        """From any thread: stop the evaluation at the next site; `check` then raises `error`."""
+        self._cancel = error
+
+    def check(self) -> None:
+        """Raise what went wrong inside the evaluation."""
+        if self._error is not None:
+            raise self._error
+
+    def __call__(self, address: int, ask: bool, _user_data: int | None) -> bool:
+        """The callback: `ask` before a node is computed; again without it after a node this returned True for."""
+        if not ask:
+            return self._stop_at(self._next - 1 if self._next else self._n_nodes - 1)
+        index = self._next
+        self._next = index + 1 if index + 1 < self._n_nodes else 0
+        action = self._actions[index]
+        if not action:
+            return False
+        if action & _SKIP:
+            flags = ctypes.c_int32.from_address(address + _FLAGS_AT)
+            flags.value &= _COMPUTE_OFF
+        if action & _KEEP:
+            self._kept[index] = address
+        if action & _STOP:
+            self._kept[index] = address
+            return True
+        return self._error is not None
+
+    def _stop_at(self, index: int) -> bool:
+        if self._error is not None:
+            return False
+        try:
+            if self._cancel is not None:
+                raise self._cancel
+            if self._actions[index] & _STOP:
+                self._check_name(index)
+                for site in self._inject.get(index, ()):
+                    self._put_back(site)
+                starting = self._dispatch.get(index)
+                if starting is not None:
+                    self._send(starting)
+        except BaseException as error:
+            self._error = error
+            return False
+        return True
+
+    def _check_name(self, index: int) -> None:
+        name = ctypes.string_at(self._kept[index] + _NAME_AT)
+        if name != self._names[index]:
+            raise TraceError(
+                f"llama.cpp evaluated {name.decode('utf-8', 'replace')} where {self._names[index].decode()} was "
+                "traced; the graph changed after loading, which this version does not support"
+            )
+
+    def _send(self, site: SitePlan) -> None:
+        ids = read_ids(self._kept[site.ids])
+        if not len(ids):
+            self._pending[site.output] = None
+            return
+        x = read_rows(self._kept[site.x])
+        if site.weights is None:
+            weights = np.ones(ids.shape, np.float32)
+        else:
+            weights = read_rows(self._kept[site.weights]).reshape(ids.shape)
+        self._pending[site.output] = self._experts.submit(site.site.index, x, ids, weights)
+
+    def _put_back(self, site: SitePlan) -> None:
+        pending = self._pending.pop(site.output)
+        if pending is None:
+            return
+        write_rows(self._kept[site.output], pending.result())
+
+
+def read_rows(address: int) -> F32:
+    """A contiguous copy of an F32 tensor as rows [.., ne[0]], whatever its strides. TraceError for another type."""
+    return _read(address, ggml_enums.F32, np.dtype(np.float32))  # type: ignore[return-value]  # as the dtype says
+
+
+def read_ids(address: int) -> I32:
+    """The same for I32."""
+    return _read(address, ggml_enums.I32, np.dtype(np.int32))  # type: ignore[return-value]  # as the dtype says
+
+
+def _read(address: int, ggml_type: int, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
+    """Copies, because the allocator reuses the memory as soon as the callback returns."""
+    tensor = ggml.TensorStruct.from_address(address)
+    if tensor.type != ggml_type:
+        raise TraceError(f"tensor {_name(address)} has ggml type {tensor.type}, not {ggml_type}")
+    ne, nb = list(tensor.ne), list(tensor.nb)
+    if 0 in ne:
+        return np.empty((0, ne[0]), dtype)
+    size = 4 + sum((n - 1) * b for n, b in zip(ne, nb, strict=True))
+    raw = np.empty(size, np.uint8)
+    ggml.backend_tensor_get(address, raw.ctypes.data, 0, size)
+    if nb[0] == 4 and size == 4 * ne[0] * ne[1] * ne[2] * ne[3]:
+        return raw.view(dtype).reshape(-1, ne[0])
+    dense = np.lib.stride_tricks.as_strided(raw[:4].view(dtype), tuple(reversed(ne)), tuple(reversed(nb)))
+    return np.ascontiguousarray(dense).reshape(-1, ne[0])
+
+
+def write_rows(address: int, rows: F32) -> None:
+    """Overwrite a contiguous F32 tensor [.., n_tokens, d] with rows [n_tokens, d]."""
+    tensor = ggml.TensorStruct.from_address(address)
+    ne = list(tensor.ne)
+    shape = (ne[1] * ne[2] * ne[3], ne[0])
+    if tensor.type != ggml_enums.F32 or rows.shape != shape:
+        raise TraceError(f"tensor {_name(address)} takes F32 rows {shape}, got {rows.dtype} {rows.shape}")
+    data = np.ascontiguousarray(rows, np.float32)
+    ggml.backend_tensor_set(address, data.ctypes.data, 0, data.nbytes)
