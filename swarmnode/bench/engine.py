@@ -18,11 +18,11 @@ from typing import TypedDict
 
 import numpy as np
 
+from swarmnode.bench.local_graph import LocalGraph
+from swarmnode.bench.synthetic import random_stacks, swiglu_site
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.expert_bank import ExpertBank
-from swarmnode.compute.local_graph import LocalGraph
-from swarmnode.compute.synthetic import random_stacks, swiglu_site
-from swarmnode.model.ggml_types import TYPE_BY_NAME
+from swarmnode.compute.ggml_types import TYPE_BY_NAME
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from swarmnode.compute import ggml
 from swarmnode.compute.chunks import chunk_rows, plan_chunks
 from swarmnode.compute.device import Backend
 from swarmnode.compute.engine_api import (
-    BadCall,
     F32Array,
     I32Array,
     SlotArray,
@@ -33,7 +32,7 @@ from swarmnode.compute.engine_api import (
 )
 from swarmnode.compute.expert_bank import ExpertBank, HeldSite
 from swarmnode.compute.graph import SiteGraph
-from swarmnode.errors import ComputeError
+from swarmnode.errors import BadCall, ComputeError
 
 # A cached graph is about 10 KB of tensor headers and saves about 150 µs. Decode steps of a 100-layer model
 # with up to 10 different pair counts per layer fit.

@@ -18,10 +18,10 @@ import numpy.typing as npt
 from swarmnode.compute import ggml
 from swarmnode.compute.device import Device, choose_device
 from swarmnode.compute.engine_api import SlotArray, slot_table
+from swarmnode.compute.ggml_types import tensor_bytes
 from swarmnode.compute.recipe import Site
 from swarmnode.compute.recipe_check import check
 from swarmnode.errors import ComputeError, EngineError, RecipeError
-from swarmnode.model.ggml_types import tensor_bytes
 
 
 class Stack(Protocol):

@@ -1,7 +1,7 @@
 """The enumerations of ggml that recipes refer to, and the types the engine multiplies with. Pure tables.
 
 Order and values are ggml's own; `ggml.check_layout` compares them with the installed library. Block sizes
-of types are in `model/ggml_types.py`. Called by `recipe.py` and `ggml.py`.
+of types are in `compute/ggml_types.py`. Called by `recipe.py` and `ggml.py`.
 """
 
 from __future__ import annotations

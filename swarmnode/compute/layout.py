@@ -23,8 +23,8 @@ from swarmnode.compute.ggml_enums import (
     MATMUL_TYPES,
     UNARY_OPS,
 )
+from swarmnode.compute.ggml_types import BLOCK_TYPES
 from swarmnode.errors import LayoutMismatch
-from swarmnode.model.ggml_types import BLOCK_TYPES
 
 OBJECT_SIZE = 32  # sizeof(struct ggml_object), which precedes every tensor in a context
 

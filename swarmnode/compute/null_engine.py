@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from swarmnode.compute.engine_api import (
-    BadCall,
     F32Array,
     I32Array,
     add_weighted_rows,
@@ -22,6 +21,7 @@ from swarmnode.compute.engine_api import (
     slot_table,
 )
 from swarmnode.compute.recipe import Site
+from swarmnode.errors import BadCall
 
 
 class NullEngine:

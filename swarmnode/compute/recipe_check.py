@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from swarmnode.compute.ggml_enums import F32, GLU_OPS, MATMUL_TYPES, PRECISIONS, UNARY_OPS
+from swarmnode.compute.ggml_types import BLOCK_TYPES
 from swarmnode.compute.recipe import Site, Step
 from swarmnode.errors import RecipeError
-from swarmnode.model.ggml_types import BLOCK_TYPES
 
 MAX_STEPS = 64  # the longest recipe seen (SITU with scales) has 16
 MAX_TENSORS = 16

@@ -14,9 +14,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarmnode.compute.ggml_types import TYPE_BY_NAME
 from swarmnode.errors import ManifestMismatch
 from swarmnode.model.atomic_file import atomic_writer
-from swarmnode.model.ggml_types import TYPE_BY_NAME
 from swarmnode.model.gguf_encode import TensorInfo, encode_header, padded
 from swarmnode.model.gguf_file import EXPERT_TENSOR, GgufFile, SourceReader
 

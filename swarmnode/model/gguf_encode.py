@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from swarmnode.model.ggml_types import tensor_bytes
+from swarmnode.compute.ggml_types import tensor_bytes
 from swarmnode.model.gguf_header import MAGIC
 from swarmnode.model.gguf_metadata import SCALARS, ValueType
 

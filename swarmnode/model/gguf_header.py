@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from swarmnode.compute.ggml_types import BLOCK_TYPES, tensor_bytes
 from swarmnode.errors import NotGguf, TruncatedFile
-from swarmnode.model.ggml_types import BLOCK_TYPES, tensor_bytes
 from swarmnode.model.gguf_metadata import SCALARS, U32, U64, Entry, Metadata, ValueType
 
 MAGIC = b"GGUF"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swarmnode.model.ggml_types import BLOCK_TYPES
+from swarmnode.compute.ggml_types import BLOCK_TYPES
 
 
 @dataclass(frozen=True, slots=True)

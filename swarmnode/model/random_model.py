@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from swarmnode.compute.ggml_types import TYPE_BY_NAME, tensor_bytes
 from swarmnode.model.atomic_file import atomic_writer
-from swarmnode.model.ggml_types import TYPE_BY_NAME, tensor_bytes
 from swarmnode.model.gguf_encode import TensorInfo, encode_array, encode_header, encode_pair, padded
 from swarmnode.model.gguf_metadata import ValueType
 from swarmnode.model.random_blocks import random_blocks

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.compute.ggml_types import BLOCK_TYPES, tensor_bytes
 from swarmnode.errors import ModelError
-from swarmnode.model.ggml_types import BLOCK_TYPES, tensor_bytes
 
 # ggml's tensor alignment on the CPU (TENSOR_ALIGNMENT in ggml-impl.h): where a mapped tensor must begin.
 DATA_ALIGNMENT = 32

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from swarmnode.bench.local_graph import LocalGraph
+from swarmnode.bench.synthetic import random_stacks, swiglu_site
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.engine_api import F32Array, I32Array
 from swarmnode.compute.expert_bank import ExpertBank
-from swarmnode.compute.local_graph import LocalGraph
-from swarmnode.compute.synthetic import random_stacks, swiglu_site
+from swarmnode.compute.ggml_types import TYPE_BY_NAME
 from swarmnode.errors import BadCall, NobodyHolds
-from swarmnode.model.ggml_types import TYPE_BY_NAME
 
 N_EXPERT, N_USED = 16, 4
 TYPES = [

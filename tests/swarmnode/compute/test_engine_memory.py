@@ -8,9 +8,9 @@ import numpy as np
 import psutil
 import pytest
 
+from swarmnode.bench.synthetic import random_stacks, swiglu_site
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.expert_bank import ExpertBank
-from swarmnode.compute.synthetic import random_stacks, swiglu_site
 
 N_EXPERT = 8
 ALLOWED_GROWTH = 4 << 20  # a leaked graph is 10 KB and more: 2,000 of them are 20 MB

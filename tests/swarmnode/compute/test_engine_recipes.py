@@ -7,15 +7,15 @@ import struct
 import numpy as np
 import pytest
 
+from swarmnode.bench.local_graph import LocalGraph
+from swarmnode.bench.synthetic import Shapes, random_stacks
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.engine_api import F32Array
 from swarmnode.compute.expert_bank import ExpertBank
 from swarmnode.compute.ggml_enums import F32, GLU_OPS, UNARY_OPS
-from swarmnode.compute.local_graph import LocalGraph
+from swarmnode.compute.ggml_types import TYPE_BY_NAME
 from swarmnode.compute.recipe import Recipe, Site, Step
-from swarmnode.compute.synthetic import Shapes, random_stacks
 from swarmnode.errors import BadCall
-from swarmnode.model.ggml_types import TYPE_BY_NAME
 
 D, FF, N_EXPERT, N_USED = 64, 96, 8, 3
 Q = TYPE_BY_NAME["Q8_0"].id

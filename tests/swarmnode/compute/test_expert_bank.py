@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from swarmnode.bench.synthetic import random_stacks, swiglu_site
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.expert_bank import ExpertBank
-from swarmnode.compute.synthetic import random_stacks, swiglu_site
 from swarmnode.errors import EngineError, NobodyHolds, RecipeError
 from swarmnode.model.slicing import StackedTensor
 

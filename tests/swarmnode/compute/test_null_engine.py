@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from swarmnode.bench.synthetic import swiglu_site
 from swarmnode.compute.engine_api import Engine
 from swarmnode.compute.null_engine import NullEngine
 from swarmnode.compute.recipe import Site
-from swarmnode.compute.synthetic import swiglu_site
 from swarmnode.errors import BadCall, NobodyHolds
 
 SITE: Site = swiglu_site(32, 64, 8, 2, types=(0, 0, 0), index=2)[0]

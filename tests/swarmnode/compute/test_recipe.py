@@ -8,9 +8,9 @@ import struct
 import msgspec
 import pytest
 
+from swarmnode.bench.synthetic import swiglu_site
 from swarmnode.compute.recipe import Recipe, Site, Step, check_site, recipes_hash
 from swarmnode.compute.recipe_check import MAX_STEPS, MAX_WIDTH
-from swarmnode.compute.synthetic import swiglu_site
 from swarmnode.errors import RecipeError
 
 SITE, SHAPES = swiglu_site(256, 512, 16, 4, types=(12, 12, 14))

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from swarmnode.bench.synthetic import random_stacks
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.expert_bank import ExpertBank
 from swarmnode.compute.ggml_enums import GLU_OPS, UNARY_OPS
+from swarmnode.compute.ggml_types import TYPE_BY_NAME
 from swarmnode.compute.recipe import Recipe, Site, Step, check_site
 from swarmnode.compute.recipe_check import MAX_STEPS, WHITELIST
-from swarmnode.compute.synthetic import random_stacks
 from swarmnode.errors import RecipeError
-from swarmnode.model.ggml_types import TYPE_BY_NAME
 
 Shapes = dict[str, tuple[tuple[int, ...], int]]
 

@@ -8,9 +8,9 @@ import gguf
 import pytest
 
 import swarmnode
+from swarmnode.compute.ggml_types import BLOCK_TYPES
 from swarmnode.errors import ManifestMismatch, ModelError, TruncatedFile
 from swarmnode.model.backbone_file import hole_type, remote_weights, write_backbone
-from swarmnode.model.ggml_types import BLOCK_TYPES
 from swarmnode.model.gguf_encode import TensorInfo, encode_header, encode_pair
 from swarmnode.model.gguf_file import GgufFile
 from swarmnode.model.gguf_metadata import ValueType

@@ -7,8 +7,8 @@ import gguf
 import numpy as np
 import pytest
 
+from swarmnode.compute.ggml_types import TYPE_BY_NAME
 from swarmnode.model.backbone_file import remote_weights, write_backbone
-from swarmnode.model.ggml_types import TYPE_BY_NAME
 from swarmnode.model.gguf_file import GgufFile
 from swarmnode.model.manifest import build_manifest, digest_experts
 from swarmnode.model.random_blocks import random_blocks, supported_types

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnode.compute.ggml_types import BLOCK_TYPES, TYPE_BY_NAME
 from swarmnode.errors import ModelError
-from swarmnode.model.ggml_types import BLOCK_TYPES, TYPE_BY_NAME
 from swarmnode.model.slicing import aligned_empty, cut, expert_digest, is_aligned, slice_shape
 
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from swarmnode.compute import ggml
 from swarmnode.compute.ggml_enums import GLU_OPS
+from swarmnode.compute.ggml_types import BLOCK_TYPES, tensor_bytes
 from swarmnode.compute.recipe import Recipe, Site, Step
-from swarmnode.model.ggml_types import BLOCK_TYPES, tensor_bytes
 from swarmnode.model.slicing import StackedTensor
 
 Shapes = Mapping[str, tuple[tuple[int, ...], int]]

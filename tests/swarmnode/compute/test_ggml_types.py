@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from swarmnode.model.ggml_types import BLOCK_TYPES, TYPE_BY_NAME, tensor_bytes
+from swarmnode.compute.ggml_types import BLOCK_TYPES, TYPE_BY_NAME, tensor_bytes
 
 
 def test_table_is_the_installed_ggml() -> None:
