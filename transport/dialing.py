@@ -1,0 +1,174 @@
+"""One dial: a race over a peer's addresses, shared by everybody who waits for the same (peer, lane). SHELL.
+
+Each address gets its own QUIC connection, since another node may answer at a stale address; the next one starts when
+the last has failed or after ATTEMPT_DELAY (RFC 8305, 5). The first that reaches the right peer proves who we are;
+the endpoint decides everything about identities and duplicates. Called by the endpoint only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from transport.connection import Connection
+from transport.errors import (
+    Address,
+    ConnectionClosed,
+    ConnectionLost,
+    DuplicateConnection,
+    EngineFault,
+    PeerFault,
+    Refused,
+    TransportError,
+    Unreachable,
+    WrongPeer,
+)
+from transport.identity import PeerId
+from transport.proto.control_frames import CloseCode
+
+ATTEMPT_DELAY = 0.25  # RFC 8305, 8: recommended
+RETRY_DELAY = 0.25  # before an address is tried again
+
+Key = tuple[PeerId, str]
+
+
+class Dial:
+    """A running dial. Its future is resolved by the endpoint, with whichever connection wins."""
+
+    def __init__(
+        self, key: Key, connect: Callable[[Address], Connection], over: Callable[[Dial], Connection | None]
+    ) -> None:
+        """`connect` starts an attempt. `over` is called when the dial ends, before its callers hear of it; it may
+        know a connection that the peer opened meanwhile."""
+        self.key = key
+        self.proving: Connection | None = None  # the attempt that has sent its proof
+        self.reached = False  # some attempt has completed its handshake
+        self.waiters = 0
+        self.addresses: list[Address] = []
+        self.future: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+        self.future.add_done_callback(_retrieve)
+        self._connect, self._over = connect, over
+        self._finished = False
+        self._queue: deque[Address] = deque()
+        self._retries: dict[Address, asyncio.TimerHandle] = {}
+        self._attempts: dict[Connection, Address] = {}
+        self._errors: dict[Address, TransportError] = {}
+        self._progress = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"dial-{key[0].short}")
+
+    def add(self, addresses: list[Address]) -> None:
+        """Try these too, after those that are known already."""
+        for address in addresses:
+            if address not in self.addresses:
+                self.addresses.append(address)
+                self._queue.append(address)
+        self._progress.set()
+
+    def owns(self, connection: Connection) -> bool:
+        """Whether this connection is an attempt of this dial."""
+        return connection in self._attempts
+
+    def attempt_ended(self, connection: Connection, error: TransportError) -> None:
+        """An attempt is over. Ends the dial when the peer itself refused, or when no attempt is left."""
+        address = self._attempts.pop(connection)
+        if self.proving is connection:
+            self.proving = None
+        if self._finished:
+            return
+        self._errors[address] = error
+        if _may_pass(error):
+            loop = asyncio.get_running_loop()
+            self._retries[address] = loop.call_later(RETRY_DELAY, self._retry, address)
+        elif isinstance(error, Refused):
+            self.finish(error)
+        self._progress.set()
+
+    def finish(self, outcome: Connection | TransportError) -> None:
+        """Resolve the dial and close every attempt but the outcome."""
+        if self._finished:
+            return
+        self._finished = True
+        outcome = self._over(self) or outcome
+        if isinstance(outcome, Connection):
+            self.future.set_result(outcome)
+        else:
+            self.future.set_exception(outcome)
+        self._task.cancel()
+        for retry in self._retries.values():
+            retry.cancel()
+        for connection in [*self._attempts]:
+            if connection is not outcome:
+                connection.end(CloseCode.DUPLICATE, "another attempt won", ConnectionClosed(0, "dial over"))
+        self._attempts.clear()
+
+    def timed_out(self, timeout: float) -> TransportError:
+        """The error of a caller whose time is up."""
+        wrong = [error for error in self._errors.values() if isinstance(error, WrongPeer)]
+        if wrong:
+            return wrong[0]
+        detail = "; ".join(sorted({str(error) for error in self._errors.values()}))
+        return Unreachable(self.key[0], self.addresses, timeout, detail)
+
+    def _retry(self, address: Address) -> None:
+        del self._retries[address]
+        self._queue.append(address)
+        self._progress.set()
+
+    def _exhausted(self) -> TransportError:
+        """The error when every address has failed for good: the most telling one."""
+        errors = sorted(self._errors.values(), key=lambda error: not isinstance(error, WrongPeer))
+        return errors[0] if errors else Unreachable(self.key[0], self.addresses, 0.0, "no address is known")
+
+    async def _run(self) -> None:
+        while True:
+            self._progress.clear()
+            if self._queue:
+                address = self._queue.popleft()
+                try:
+                    self._attempts[self._connect(address)] = address
+                except Exception as error:  # the library's or ours: it must not leave the callers waiting
+                    fault = error if isinstance(error, TransportError) else EngineFault(f"cannot dial: {error!r}")
+                    self._errors[address] = fault
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(ATTEMPT_DELAY):
+                        await self._progress.wait()
+            elif self._attempts or self._retries:
+                await self._progress.wait()
+            else:
+                self.finish(self._exhausted())
+                return
+
+
+async def resolve(addresses: Sequence[Address], *, v6: bool) -> list[Address]:
+    """IP addresses that a socket can send to (`v6`: it is an IPv6 socket, which reaches both); names are looked up."""
+    found: list[Address] = []
+    for host, port in addresses:
+        if not 0 < port < 65536:
+            continue
+        try:
+            ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            with contextlib.suppress(OSError, UnicodeError):  # an unknown name is one address less
+                infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+                found += [(str(info[4][0]), port) for info in infos]
+        else:
+            found.append((host, port))
+    return [address for address in found if v6 or ":" not in address[0]]
+
+
+def _may_pass(error: TransportError) -> bool:
+    """Whether the same address is worth another attempt for as long as someone waits: silence, a node that shuts
+    down, or one that holds a connection to us which is gone here."""
+    if isinstance(error, ConnectionLost | DuplicateConnection):
+        return True
+    return isinstance(error, ConnectionClosed) and not isinstance(error, PeerFault) and error.code == 0
+
+
+def _retrieve(future: asyncio.Future[Connection]) -> None:
+    """A dial whose callers have all gone may fail unheard."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,391 @@
+"""A node's QUIC endpoint: bind, dial, accept; who may connect, and which of several connections stays. SHELL.
+
+The composer of the package: peer_socket below quic_driver below connection; every task, timer and connection has its
+owner here or in a Dial. Works on the one asyncio loop it was bound on; nothing is thread-safe. Called by nodes.
+
+Nothing passes before both sides are authenticated: the client compares the key in the server's certificate with the
+PeerId that it dialled; the server reads the client's proof (signed for this connection) before anything else, verifies
+it, asks `admit`, and answers ACCEPT or closes with a reason. A dial returns after ACCEPT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from transport.config import MAX_LANE_BYTES, TransportConfig
+from transport.connection import Connection, State
+from transport.dialing import Dial, Key, resolve
+from transport.errors import (
+    Address,
+    ConfigError,
+    ConnectionClosed,
+    ConnectionLost,
+    ConnectionReplaced,
+    EndpointClosed,
+    EngineFault,
+    NotAdmitted,
+    TransportError,
+    Unreachable,
+)
+from transport.identity import Identity, PeerId
+from transport.peer_socket import PeerSocket, Route
+from transport.proto.control_frames import BOOT_ID_BYTES, VERSION, Authenticate, CloseCode
+from transport.proto.dedup import PARK_GRACE, Existing, Verdict, decide
+from transport.quic_driver import Link, QuicDriver
+from transport.quic_engine import create_factory
+from transport.waiters import Waiters, wait, wake
+
+MAX_ACCEPT_QUEUE = 256  # authenticated connections that nobody has accepted yet
+MAX_REMEMBERED = 4096  # (peer, lane) pairs whose last connection is remembered, see proto/dedup.py
+TICKS_PER_KEEP_ALIVE = 4
+
+Admit = Callable[[PeerId], bool]
+
+
+class Endpoint:
+    """One UDP socket, one identity, any number of connections in both roles. Made by `bind`."""
+
+    def __init__(self, identity: Identity, config: TransportConfig, listen: Address, admit: Admit | None) -> None:
+        self.peer_id = identity.peer_id
+        self._identity, self._config, self._admit = identity, config, admit
+        self._loop = asyncio.get_running_loop()
+        self._boot_id = os.urandom(BOOT_ID_BYTES)
+        self._factory = create_factory(identity, config)
+        self._driver = QuicDriver(config, self._incoming)
+        self._socket = PeerSocket(
+            listen,
+            config,
+            on_quic=self._driver.on_quic,
+            on_drained=self._driver.on_drained,
+            on_writable=self._driver.on_writable,
+        )
+        self._driver.socket = self._socket
+        self._all: set[Connection] = set()
+        self._live: dict[Key, Connection] = {}
+        self._previous: OrderedDict[Key, int] = OrderedDict()
+        self._dials: dict[Key, Dial] = {}
+        self._parked: dict[Key, tuple[Connection, Authenticate]] = {}
+        self._deadlines: dict[Connection, asyncio.TimerHandle] = {}  # incoming, not yet authenticated
+        self._accepted: deque[Connection] = deque()
+        self._acceptors: Waiters = []
+        self._closed = False
+        self._ticker = self._loop.call_later(config.keep_alive / TICKS_PER_KEEP_ALIVE, self._tick)
+
+    @classmethod
+    async def bind(
+        cls,
+        identity: Identity,
+        config: TransportConfig = TransportConfig(),  # noqa: B008 - frozen
+        *,
+        listen: Address = ("0.0.0.0", 0),
+        admit: Admit | None = None,
+    ) -> Endpoint:
+        """Open the socket on the running loop. `admit` decides which authenticated peers may connect (all, if None).
+
+        Raises BindFailed, EngineFault. Listening on an IPv6 address such as "::" serves IPv4 too.
+        """
+        endpoint = cls(identity, config, listen, admit)
+        try:
+            await asyncio.to_thread(endpoint._factory.warm_up)
+        except BaseException:
+            await endpoint.close()
+            raise
+        return endpoint
+
+    @property
+    def address(self) -> Address:
+        """Where the socket is bound; the host may be the unspecified address."""
+        return self._socket.address
+
+    @property
+    def socket(self) -> PeerSocket:
+        """The socket under QUIC, for its counters and for path machinery."""
+        return self._socket
+
+    @property
+    def faults(self) -> int:
+        """Datagrams on which the QUIC library raised."""
+        return self._driver.faults
+
+    def connections(self) -> list[Connection]:
+        """All live, authenticated connections."""
+        return list(self._live.values())
+
+    async def dial(
+        self, peer: PeerId, addresses: Sequence[Address], *, lane: str = "dispatch", timeout: float = 10.0
+    ) -> Connection:
+        """An authenticated connection to `peer` for `lane`: a live one, or a new one over the first address that works.
+
+        A dial that is already running is shared. Raises Unreachable (naming the addresses) after `timeout` seconds,
+        WrongPeer, Refused and its kinds, HandshakeFailed, EndpointClosed.
+        """
+        if self._closed:
+            raise EndpointClosed
+        if peer == self.peer_id:
+            raise Unreachable(peer, addresses, timeout, "that is this node itself")
+        if not 1 <= len(lane.encode()) <= MAX_LANE_BYTES:
+            raise ConfigError(f"a lane has 1 to {MAX_LANE_BYTES} bytes, {lane!r} has {len(lane.encode())}")
+        key = (peer, lane)
+        dial: Dial | None = None
+        try:
+            async with asyncio.timeout(timeout):
+                resolved = await resolve(addresses, v6=":" in self.address[0])
+                if key in self._live:
+                    return self._live[key]
+                dial = self._dials.get(key)
+                if dial is None:
+                    dial = Dial(key, lambda address: self._connect(peer, lane, address), self._dial_over)
+                    self._dials[key] = dial
+                dial.waiters += 1
+                dial.add(resolved)
+                return await asyncio.shield(dial.future)
+        except TimeoutError:
+            if dial is None:
+                raise Unreachable(peer, addresses, timeout, "the names were not looked up in time") from None
+            raise dial.timed_out(timeout) from None
+        finally:
+            if dial is not None:
+                dial.waiters -= 1
+                if dial.waiters == 0:
+                    dial.finish(Unreachable(peer, addresses, timeout, "nobody waits for it any more"))
+
+    async def accept(self) -> Connection:
+        """The next authenticated connection that a peer opened. Raises EndpointClosed after close().
+
+        A connection that a peer opened while we dialled it comes from here and from dial().
+        """
+        while not self._accepted:
+            if self._closed:
+                raise EndpointClosed
+            await wait(self._acceptors)
+        return self._accepted.popleft()
+
+    async def close(self) -> None:
+        """End every connection (peers are told), every dial and accept(), and close the socket."""
+        if self._closed:
+            return
+        self._closed = True  # from here on, nothing is let in any more
+        self._ticker.cancel()
+        for dial in list(self._dials.values()):
+            dial.finish(EndpointClosed())
+        for connection in list(self._all):
+            connection.end(0, "endpoint closed", ConnectionClosed(0, "endpoint closed", "local"))
+        wake(self._acceptors)
+        await self._socket.drain()
+        self._driver.close()
+        self._socket.close()
+
+    async def __aenter__(self) -> Endpoint:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- dialling
+
+    def _connect(self, peer: PeerId, lane: str, address: Address) -> Connection:
+        path = self._socket.path_to(address)
+        link = Link(self._factory.client(path.datagram_size), Route(path), validated=True)
+        connection = Connection(self._driver, link, self, self._config, expected=peer, lane=lane)
+        self._all.add(connection)
+        self._driver.add_cid(link, link.engine.host_cid)
+        try:
+            link.engine.connect(self._loop.time())
+        except Exception as error:
+            fault = EngineFault(f"the QUIC library failed to dial: {error!r}")
+            connection.end(CloseCode.INTERNAL, "internal error", fault)
+            raise fault from error
+        self._driver.mark(link)
+        return connection
+
+    def handshake_done(self, connection: Connection) -> None:
+        """An attempt has reached the right peer: prove who we are, unless that is settled already."""
+        key = (connection.peer, connection.lane)
+        dial = self._dials.get(key)
+        if dial is None or dial.proving is not None or key in self._live:
+            connection.end(CloseCode.DUPLICATE, "another attempt won", ConnectionClosed(0, "dial over"))
+            return
+        dial.reached = True
+        dial.proving = connection
+        connection.prove(self._identity, self._boot_id, self._previous.get(key, 0))
+
+    def proof_accepted(self, connection: Connection) -> None:
+        """The peer let us in."""
+        key = (connection.peer, connection.lane)
+        restarted = self._retire_older_boot(connection)
+        self._adopt_route(connection, restarted=restarted)
+        self._register(connection)
+        dial = self._dials.get(key)
+        if dial is not None:
+            dial.finish(connection)
+
+    def _dial_over(self, dial: Dial) -> Connection | None:
+        """A dial has ended: settle the connection that the peer opened meanwhile, if one was parked; which one is it
+        now?"""
+        del self._dials[dial.key]
+        parked = self._parked.pop(dial.key, None)
+        if parked is not None and not self._closed:
+            self._decide(*parked)
+        return None if self._closed else self._live.get(dial.key)
+
+    # -- accepting
+
+    def _incoming(self, original_cid: bytes, source: Address) -> Link | None:
+        """The first datagram of an unknown peer."""
+        if self._closed or len(self._deadlines) >= self._config.max_pending:
+            return None
+        path = self._socket.path_to(source)
+        link = Link(self._factory.server(original_cid, path.datagram_size), Route(path), validated=False)
+        connection = Connection(self._driver, link, self, self._config, expected=None)
+        self._all.add(connection)
+        self._driver.add(link, original_cid, link.engine.host_cid)
+        self._deadlines[connection] = self._loop.call_later(
+            self._config.handshake_timeout, self._handshake_timed_out, connection
+        )
+        return link
+
+    def _handshake_timed_out(self, connection: Connection) -> None:
+        error = ConnectionLost("the peer did not authenticate in time")
+        connection.end(CloseCode.TIMED_OUT, "no authentication in time", error)
+
+    def proof_received(self, connection: Connection, proof: Authenticate) -> None:
+        """Verify a proof, ask `admit`, and decide between connections."""
+        refusal = self._objection(connection, proof)
+        if refusal is not None:
+            code, reason = refusal
+            connection.end(code, reason, NotAdmitted(f"refused here: {reason}"))
+            return
+        connection.identify(proof)
+        self._decide(connection, proof)
+
+    def _objection(self, connection: Connection, proof: Authenticate) -> tuple[CloseCode, str] | None:
+        if proof.version != VERSION:
+            return CloseCode.VERSION_MISMATCH, f"protocol version {proof.version} there, {VERSION} here"
+        if proof.server != self.peer_id.raw or not proof.lane or proof.client == self.peer_id.raw:
+            return CloseCode.BAD_SIGNATURE, "the proof is not for this node"
+        if not connection.verify(proof):
+            return CloseCode.BAD_SIGNATURE, "the proof's signature does not verify"
+        peer = PeerId(proof.client)
+        if not self._admits(peer):
+            return CloseCode.NOT_ADMITTED, f"peer {peer.short} is not admitted"
+        if len(self._live) >= self._config.max_connections or len(self._accepted) >= MAX_ACCEPT_QUEUE:
+            return CloseCode.OVERLOADED, f"{len(self._live)} connections are open here"
+        return None
+
+    def _admits(self, peer: PeerId) -> bool:
+        try:
+            return self._admit is None or self._admit(peer)
+        except Exception as error:
+            context = {"message": f"admit raised for peer {peer.short}; refused", "exception": error}
+            self._loop.call_exception_handler(context)
+            return False
+
+    def _decide(self, connection: Connection, proof: Authenticate) -> None:
+        if connection.state is State.CLOSED:
+            return
+        key = (connection.peer, connection.lane)
+        live = self._live.get(key)
+        existing = None if live is None else Existing(live.boot_id, live.connection_id, live.is_client)
+        verdict = decide(
+            ours=self.peer_id.raw,
+            theirs=proof.client,
+            boot_id=proof.boot_id,
+            previous=proof.previous,
+            existing=existing,
+            dialling=key in self._dials,
+        )
+        if verdict is Verdict.PARK:
+            self._replace_parked(key, connection, proof)
+        elif verdict is Verdict.REFUSE:
+            self._refuse_duplicate(connection)
+        else:
+            self._let_in(connection, replaced=live)
+
+    def _replace_parked(self, key: Key, connection: Connection, proof: Authenticate) -> None:
+        earlier = self._parked.get(key)
+        self._parked[key] = (connection, proof)
+        if earlier is not None:
+            self._refuse_duplicate(earlier[0])
+        self._loop.call_later(PARK_GRACE, self._parked_long_enough, key, connection)
+
+    def _parked_long_enough(self, key: Key, connection: Connection) -> None:
+        """Our own dial has had its time: when it has not even reached the peer, the peer's connection is taken."""
+        parked, dial = self._parked.get(key), self._dials.get(key)
+        if parked is None or parked[0] is not connection or dial is None or dial.reached:
+            return
+        del self._parked[key]
+        self._let_in(connection, replaced=None)
+
+    def _refuse_duplicate(self, connection: Connection) -> None:
+        reason = "another connection for this lane exists"
+        connection.end(CloseCode.DUPLICATE, reason, ConnectionReplaced(reason))
+
+    def _let_in(self, connection: Connection, replaced: Connection | None) -> None:
+        key = (connection.peer, connection.lane)
+        restarted = self._retire_older_boot(connection)
+        if replaced is not None:
+            reason = "the peer opened a new connection"
+            replaced.end(CloseCode.REPLACED, reason, ConnectionReplaced(reason))
+        self._deadlines.pop(connection).cancel()
+        self._adopt_route(connection, restarted=restarted)
+        connection.accept_proof(self._boot_id)
+        self._register(connection)
+        self._accepted.append(connection)
+        wake(self._acceptors)
+        dial = self._dials.get(key)
+        if dial is not None:
+            dial.finish(connection)
+
+    # -- all connections
+
+    def connection_ended(self, connection: Connection, error: TransportError) -> None:
+        """Forget a connection that is over."""
+        self._all.discard(connection)
+        deadline = self._deadlines.pop(connection, None)
+        if deadline is not None:
+            deadline.cancel()
+        for key, live in list(self._live.items()):
+            if live is connection:
+                del self._live[key]
+        for key, (parked, _) in list(self._parked.items()):
+            if parked is connection:
+                del self._parked[key]
+        for dial in list(self._dials.values()):
+            if dial.owns(connection):
+                dial.attempt_ended(connection, error)
+
+    def _register(self, connection: Connection) -> None:
+        key = (connection.peer, connection.lane)
+        self._live[key] = connection
+        self._previous[key] = connection.connection_id
+        self._previous.move_to_end(key)
+        if len(self._previous) > MAX_REMEMBERED:
+            self._previous.popitem(last=False)
+
+    def _retire_older_boot(self, connection: Connection) -> bool:
+        """End what is left of an earlier life of this peer; True when there was something."""
+        stale = [
+            live
+            for (peer, _), live in self._live.items()
+            if peer == connection.peer and live.boot_id != connection.boot_id
+        ]
+        for live in stale:
+            live.end(CloseCode.REPLACED, "the peer has restarted", ConnectionReplaced("the peer has restarted"))
+        return bool(stale)
+
+    def _adopt_route(self, connection: Connection, *, restarted: bool) -> None:
+        in_use = any(peer == connection.peer for peer, _ in self._live)
+        link = connection.link
+        link.route = self._socket.adopt(connection.peer, link.route, restarted=restarted, in_use=in_use)
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        for connection in list(self._all):
+            connection.tick(now)
+        self._ticker = self._loop.call_later(self._config.keep_alive / TICKS_PER_KEEP_ALIVE, self._tick)

@@ -1,0 +1,189 @@
+"""The small interface to a sans-IO QUIC library, and what both adapters share. No socket, no asyncio.
+
+An engine is one QUIC connection: bytes and `now` in, callbacks and bytes out. qh3_engine.py and aioquic_engine.py
+implement it; every private attribute of a library that is touched is touched there. Called by quic_driver.py and
+connection.py, which know nothing of either library.
+
+Both libraries live on one wire: QUIC version 1, TLS 1.3 with Ed25519 only, ALPN below, the server's self-signed
+certificate checked by the caller (`peer_id`), no resumption and no 0-RTT, so nothing can be replayed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from transport.config import TransportConfig
+from transport.identity import Identity, PeerId
+
+ALPN = "peer-transport/1"
+SERVER_NAME = "peer"  # a fixed name: the certificate's key is what counts
+CID_LENGTH = 8
+# What QUIC is told about where its peer is, always and for every peer: paths are chosen below it, so an address
+# would only be wrong one day. A literal, because qh3 insists on one.
+LOGICAL_ADDRESS = ("fd00::1", 1)
+# QUIC's windows stand this far above our credits, for the control stream and what is in flight as a window moves.
+WINDOW_MARGIN = 256 * 1024
+
+# Both libraries log to "quic", and Python prints warnings of loggers that nobody configured.
+logging.getLogger("quic").addHandler(logging.NullHandler())
+
+
+@dataclass(frozen=True, slots=True)
+class Termination:
+    """How QUIC ended: by silence, by the peer's application, or by a transport or TLS error of either side."""
+
+    kind: Literal["idle", "application", "transport"]
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """What loss recovery knows. RTT in seconds, None before the first sample."""
+
+    rtt: float | None
+    min_rtt: float | None
+    lost: int
+    congestion_window: int
+
+
+class EngineEvents(Protocol):
+    """What an engine tells its connection, in order, from inside `dispatch`."""
+
+    def handshake_completed(self) -> None:
+        """TLS is done; keys and exporter are valid. On a client: before the server's verdict about us."""
+
+    def stream_data(self, stream_id: int, data: bytes, end: bool) -> None:
+        """In-order bytes of one stream; `end` after the last."""
+
+    def stream_reset(self, stream_id: int, code: int) -> None:
+        """The peer gave up sending on a stream."""
+
+    def stop_sending(self, stream_id: int, code: int) -> None:
+        """The peer does not want more of a stream; the engine has reset our side of it."""
+
+    def cid_issued(self, cid: bytes) -> None:
+        """Datagrams with this connection ID are ours from now on."""
+
+    def cid_retired(self, cid: bytes) -> None:
+        """… and no longer."""
+
+    def terminated(self, end: Termination) -> None:
+        """The connection is over; the last event."""
+
+
+class QuicEngine(Protocol):
+    """One QUIC connection. All times are the loop's monotonic clock in seconds."""
+
+    host_cid: bytes
+    datagram_size: int
+    more: bool  # the last `datagrams` stopped at the burst limit
+
+    def connect(self, now: float) -> None:
+        """Start the handshake (clients, once)."""
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Take one datagram. May raise anything on hostile bytes; the connection stays usable."""
+
+    def receive_batch(self, data: bytes, segment: int, now: float) -> None:
+        """Take datagrams of one connection, each `segment` bytes long but the last."""
+
+    def dispatch(self, events: EngineEvents) -> None:
+        """Report what happened since the last call."""
+
+    def datagrams(self, now: float) -> list[bytes]:
+        """What to send now, at most BURST datagrams where the library can stop (`more` tells)."""
+
+    def timer(self) -> float | None:
+        """When `handle_timer` is due."""
+
+    def handle_timer(self, now: float) -> None:
+        """The timer fired."""
+
+    @property
+    def started(self) -> bool:
+        """False while a server has seen nothing that opens a connection."""
+
+    def streams_available(self) -> int:
+        """How many more streams may be opened now without waiting for the peer."""
+
+    def open_stream(self) -> int:
+        """The id of a new bidirectional stream."""
+
+    def send(self, stream_id: int, data: bytes | bytearray | memoryview, end: bool = False) -> None:
+        """Queue bytes on a stream; copies them."""
+
+    def reset(self, stream_id: int, code: int) -> None:
+        """Abort our side of a stream; what was queued is dropped."""
+
+    def stop(self, stream_id: int, code: int) -> None:
+        """Ask the peer to abort its side."""
+
+    def backlog(self) -> int:
+        """Stream bytes that wait inside the library."""
+
+    def ping(self) -> None:
+        """Make the next datagram one that the peer acknowledges."""
+
+    def path_changed(self, now: float) -> None:
+        """The path below changed or came back: probe it now instead of waiting out the back-off."""
+
+    def close(self, code: int, reason: str) -> None:
+        """End the connection with an application code; the next `datagrams` has the last word."""
+
+    def peer_id(self) -> PeerId | None:
+        """The key in the server's certificate; None on servers, or when it is no Ed25519 key."""
+
+    def export(self, label: bytes, length: int) -> bytes:
+        """TLS exporter (RFC 8446, 7.5) with an empty context; equal at both ends of this connection alone."""
+
+    def counters(self) -> EngineCounters:
+        """Loss recovery's figures."""
+
+
+class EngineFactory(Protocol):
+    """Makes engines for one identity and configuration."""
+
+    def warm_up(self) -> None:
+        """Pay one-time costs of the library now; may take 60 ms, may run in a thread."""
+
+    def client(self, datagram_size: int) -> QuicEngine:
+        """The dialling side."""
+
+    def server(self, original_cid: bytes, datagram_size: int) -> QuicEngine:
+        """The answering side of the Initial that carried `original_cid` as its destination."""
+
+
+def create_factory(identity: Identity, config: TransportConfig) -> EngineFactory:
+    """The engines that `config.engine` names. Imports only that library. Raises EngineFault."""
+    if config.engine == "aioquic":
+        from transport.aioquic_engine import AioquicFactory  # noqa: PLC0415 - a node loads one library
+
+        return AioquicFactory(identity, config)
+    from transport.qh3_engine import Qh3Factory  # noqa: PLC0415
+
+    return Qh3Factory(identity, config)
+
+
+def exporter(hash_name: str, master_secret: bytes, label: bytes, length: int) -> bytes:
+    """RFC 8446, 7.5: TLS-Exporter(label, "", length) from the exporter_master_secret."""
+    empty = hashlib.new(hash_name).digest()
+    secret = _expand_label(hash_name, master_secret, label, empty, len(empty))
+    return _expand_label(hash_name, secret, b"exporter", empty, length)
+
+
+def _expand_label(hash_name: str, secret: bytes, label: bytes, context: bytes, length: int) -> bytes:
+    """HKDF-Expand-Label of RFC 8446, 7.1."""
+    full = b"tls13 " + label
+    info = length.to_bytes(2, "big") + bytes([len(full)]) + full + bytes([len(context)]) + context
+    output = block = b""
+    counter = 1
+    while len(output) < length:
+        block = hmac.digest(secret, block + info + bytes([counter]), hash_name)
+        output += block
+        counter += 1
+    return output[:length]
