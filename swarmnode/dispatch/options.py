@@ -1,0 +1,64 @@
+"""The settings of both ends of dispatch, frozen and built once at the edge.
+
+Defaults carry their reasons. Times are in seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from swarmnode.dispatch.call import CallPolicy
+from swarmnode.dispatch.codec import WireName, WireType
+from swarmnode.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchOptions:
+    """How a client calls its workers.
+
+    mode: "exact" brings back the raw row of every pair and adds them up in the local run's order; "partial" lets each
+      worker add up its own: fewer bytes, and the same value up to float rounding.
+    late_*: an answer later than `late_factor` × the worker's own p95, at least the floor (a busy machine's scheduler),
+      at most the ceiling (also while nothing is known of it), is asked of another replica too.
+    near_s: workers that answer faster than this are equally near; from there on each doubling is a class of its own.
+    faults_allowed: faults in a row before a worker is suspended, for suspension_s, then twice that, up to the maximum.
+    hello_timeout_s: for a worker to answer HELLO. stall_s: a worker that reads nothing for so long is given up.
+    """
+
+    mode: Literal["exact", "partial"] = "exact"
+    wire_out: WireName = "f32"
+    wire_back: WireName = "f32"
+    late_factor: float = 3.0
+    late_floor_s: float = 0.1
+    late_ceiling_s: float = 5.0
+    near_s: float = 0.008
+    faults_allowed: int = 3
+    suspension_s: float = 1.0
+    max_suspension_s: float = 60.0
+    hello_timeout_s: float = 10.0
+    stall_s: float = 30.0
+    call: CallPolicy = field(default_factory=CallPolicy)
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("exact", "partial"):
+            raise UsageError(f"dispatch mode {self.mode!r} is unknown; use exact or partial")
+        for name in (self.wire_out, self.wire_back):
+            if name.upper() not in WireType.__members__:
+                known = ", ".join(wire.name.lower() for wire in WireType)
+                raise UsageError(f"wire type {name!r} is unknown; use {known}")
+        if not 0 < self.late_floor_s <= self.late_ceiling_s:
+            raise UsageError(f"late_floor_s {self.late_floor_s:g} must be in 0…late_ceiling_s {self.late_ceiling_s:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How a worker serves its clients.
+
+    hello_timeout_s: a connection that says nothing is closed after it. stall_s: so is a client that does not
+    read. drain_s: how long close() waits for calls that are already admitted.
+    """
+
+    hello_timeout_s: float = 10.0
+    stall_s: float = 15.0
+    drain_s: float = 30.0

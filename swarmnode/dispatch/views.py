@@ -1,0 +1,83 @@
+"""What dispatch says about itself: plain figures that anything may read. A leaf.
+
+Built by `client.py` and `worker.py`; read by the status file, the dashboard, `demo --json` and the
+benchmarks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One attached worker as this client has seen it. Times in seconds, None before anything was measured.
+
+    `holdings` is site -> experts, `experts` their number, `rows` the pairs it computed for us. `failures`
+    counts its own faults (late, lost, refused, bad); `suspect` says that it is suspended at this moment.
+    """
+
+    peer: str
+    name: str
+    path: str
+    rtt_s: float | None
+    holdings: Mapping[int, tuple[int, ...]]
+    experts: int
+    calls: int
+    rows: int
+    failures: int
+    last_fault: str
+    suspect: bool
+    leaving: bool
+    in_flight: int
+    bytes_out: int
+    bytes_in: int
+    p50_s: float | None
+    p95_s: float | None
+
+
+@dataclass(slots=True)
+class SiteStats:
+    """Counters of one site since the start. Bytes are those of whole frames, times are seconds.
+
+    `calls` are results that needed at least one remote answer: the blocking round trips. `requests` are the
+    CALL frames behind them. `round_trip_s` runs from submit to the last answer needed, `wait_s` is how much
+    of it the decode thread stood still. `busy_s` and `queued_s` add up all workers' own figures;
+    `longest_busy_s` takes only the busiest answer of each call, which is what a round trip cannot be shorter
+    than. `late` counts answers that missed their deadline.
+    """
+
+    calls: int = 0
+    local_calls: int = 0
+    requests: int = 0
+    tokens: int = 0
+    pairs: int = 0
+    local_pairs: int = 0
+    bytes_out: int = 0
+    bytes_back: int = 0
+    round_trip_s: float = 0.0
+    wait_s: float = 0.0
+    busy_s: float = 0.0
+    queued_s: float = 0.0
+    longest_busy_s: float = 0.0
+    late: int = 0
+    failed_calls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """What a worker has done since its start. `refused` is by the name of the code. Seconds, bytes of whole frames."""
+
+    clients: int
+    waiting: int
+    in_flight: int
+    calls: int
+    pairs: int
+    refused: Mapping[str, int]
+    dropped_clients: int
+    busy_s: float
+    queued_s: float
+    bytes_in: int
+    bytes_out: int
+    last_fault: str

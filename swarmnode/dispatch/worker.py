@@ -1,0 +1,238 @@
+"""Serves the experts of this node to any number of backbones.
+
+The shell around `admission.py`, `call_check.py` and the engine's thread; one `Session` per connection. Not
+the engine, and not where slices come from. Made by the node on its event loop; `serve` runs as one task per
+accepted connection.
+
+Each CALL gets exactly one ANSWER or REFUSE. Everything a client sends is checked before the engine sees it; a
+client that breaks the protocol, says nothing, or does not read its answers loses its connection, and nobody
+else notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from swarmnode.compute.engine_api import Engine
+from swarmnode.compute.recipe import Site
+from swarmnode.dispatch.admission import Admission, AdmissionLimits, Ticket
+from swarmnode.dispatch.call_check import check_call
+from swarmnode.dispatch.codec import WireType, rows_size
+from swarmnode.dispatch.engine_thread import EngineThread, Result, run_call
+from swarmnode.dispatch.frames import (
+    CallFrame,
+    Goodbye,
+    Holdings,
+    HoldingsUpdate,
+    Limits,
+    Refuse,
+    RefuseCode,
+    Welcome,
+)
+from swarmnode.dispatch.hello import ModelKey, pack_holdings
+from swarmnode.dispatch.options import WorkerOptions
+from swarmnode.dispatch.views import WorkerStats
+from swarmnode.dispatch.worker_session import Job, Session
+from swarmnode.errors import PeerFault
+from transport.connection import Connection
+from transport.errors import TransportError
+
+# Calls given to the engine's thread at a time: while one runs the next is there already, so the engine does
+# not wait for the loop; more would take the choice of the next client away from admission.
+ENGINE_DEPTH = 2
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Totals:
+    calls: int = 0
+    pairs: int = 0
+    refused: Counter[RefuseCode] = field(default_factory=Counter)
+    dropped: int = 0
+    busy_s: float = 0.0
+    queued_s: float = 0.0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    last_fault: str = ""
+
+
+class ExpertWorker:
+    """See the module. Must be made on the loop thread. The engine stays its owner's; nobody else may call it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        sites: Iterable[Site],
+        *,
+        model: ModelKey,
+        name: str,
+        limits: AdmissionLimits | None = None,
+        options: WorkerOptions | None = None,
+    ) -> None:
+        self._engine = engine
+        self._sites = {site.index: site for site in sites}
+        self._key = model.key(name)
+        self._limits = limits or AdmissionLimits()
+        self._options = options or WorkerOptions()
+        self._holdings: Holdings = ()
+        self._held: dict[int, int] = {}  # site -> bitmap of its experts
+        self._read_holdings()
+        self._admission: Admission[Job] = Admission(self._limits)
+        self._thread = EngineThread(asyncio.get_running_loop())
+        self._running = 0  # calls given to the thread
+        self._sessions: set[Session] = set()
+        self._closing = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._totals = _Totals()
+
+    async def serve(self, connection: Connection) -> None:
+        """Serve one client until its connection ends, and close it. A peer's fault is logged, not raised."""
+        if self._closing:
+            await connection.close(0, "this worker is leaving")
+            return
+        session = Session(self, connection, self._key, self._limits, self._options)
+        self._sessions.add(session)
+        why = ""
+        try:
+            why = await session.run()
+        except (TransportError, PeerFault) as error:
+            why = str(error)
+        except TimeoutError:
+            why = f"no HELLO within {self._options.hello_timeout_s:g} s"
+        finally:
+            self._sessions.discard(session)
+            self._admission.drop(session)
+            await session.close(why)
+            self._note_end(session, connection, why)
+
+    def announce_holdings(self) -> None:
+        """Tell all clients what the engine holds now. Loop thread; call it when the engine's holdings have changed."""
+        self._read_holdings()
+        update = HoldingsUpdate(self._holdings).encode()
+        for session in self._sessions:
+            session.send(update)
+
+    def stats(self) -> WorkerStats:
+        """Return the figures. Any thread."""
+        totals, sessions = self._totals, list(self._sessions)
+        return WorkerStats(
+            clients=sum(session.greeted for session in sessions),
+            waiting=self._admission.waiting,
+            in_flight=self._admission.calls,
+            calls=totals.calls,
+            pairs=totals.pairs,
+            refused={code.name.lower(): n for code, n in totals.refused.copy().items()},
+            dropped_clients=totals.dropped,
+            busy_s=totals.busy_s,
+            queued_s=totals.queued_s,
+            bytes_in=totals.bytes_in + sum(session.bytes_in for session in sessions),
+            bytes_out=totals.bytes_out + sum(session.bytes_out for session in sessions),
+            last_fault=totals.last_fault,
+        )
+
+    async def close(self, why: str = "shutting down") -> None:
+        """Leave: take no new calls, say goodbye, finish what was admitted, close the connections and the thread."""
+        self._closing = True
+        for session in self._sessions:
+            session.send(Goodbye(why).encode())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._options.drain_s):
+                await self._idle.wait()
+        await asyncio.gather(*(session.leave(why) for session in list(self._sessions)))
+        if not await asyncio.to_thread(self._thread.close, self._options.drain_s):
+            log.warning("engine_still_running after_s=%g", self._options.drain_s)
+
+    # What the sessions call (worker_session.Owner).
+
+    def welcome(self) -> bytes:
+        """See Owner."""
+        limits = Limits(self._limits.max_pairs, self._limits.max_bytes, self._limits.calls_per_peer)
+        return Welcome(self._key, limits, self._holdings).encode()
+
+    def admit(self, session: Session, frame: CallFrame) -> Ticket[Job] | Refuse:
+        """See Owner."""
+        if self._closing:
+            return self._refuse(frame.id, RefuseCode.SHUTTING_DOWN, "this worker is leaving")
+        site = self._sites.get(frame.site)
+        if site is None:
+            return self._refuse(frame.id, RefuseCode.BAD_REQUEST, f"the model has no site {frame.site}")
+        refusal = check_call(frame, site, self._held.get(frame.site, 0), self._limits)
+        if refusal is not None:
+            return self._refuse(frame.id, *refusal)
+        n_back = frame.n_tokens if frame.partial else frame.n_pairs
+        nbytes = len(frame.rows) + rows_size(WireType.F32, n_back, site.d_out)
+        job = Job(session, frame, site, time.monotonic())
+        ticket = self._admission.offer(session, job, frame.n_pairs, nbytes)
+        if isinstance(ticket, str):
+            return self._refuse(frame.id, RefuseCode.OVERLOADED, ticket)
+        self._idle.clear()
+        return ticket
+
+    def pump(self) -> None:
+        """See Owner."""
+        while self._running < ENGINE_DEPTH and (ticket := self._admission.take()) is not None:
+            job = ticket.job
+            self._running += 1
+            work = functools.partial(run_call, self._engine, job.site, job.frame, job.arrived)
+            self._thread.run(work, functools.partial(self._done, ticket))
+
+    def cancel(self, ticket: Ticket[Job]) -> Refuse | None:
+        """See Owner."""
+        ticket.job.cancelled = True
+        if not self._admission.withdraw(ticket):
+            return None
+        self._update_idle()
+        return self._refuse(ticket.job.frame.id, RefuseCode.CANCELLED, "cancelled")
+
+    def release(self, ticket: Ticket[Job]) -> None:
+        """See Owner."""
+        self._admission.release(ticket)
+        self._update_idle()
+
+    def _done(self, ticket: Ticket[Job], result: Result) -> None:
+        """Take a result from the engine's thread."""
+        self._running -= 1
+        self.pump()
+        job, totals = ticket.job, self._totals
+        totals.busy_s += result.busy_s
+        totals.queued_s += result.queued_s
+        if result.failed:
+            totals.refused[RefuseCode.COMPUTE_FAILED] += 1
+            totals.last_fault = result.failed
+        else:
+            totals.calls += 1
+            totals.pairs += job.frame.n_pairs
+        frame = result.frame
+        if job.cancelled:
+            frame = self._refuse(job.frame.id, RefuseCode.CANCELLED, "cancelled").encode()
+        job.session.answer(ticket, frame)
+
+    def _refuse(self, call_id: int, code: RefuseCode, why: str) -> Refuse:
+        self._totals.refused[code] += 1
+        return Refuse(call_id, code, why)
+
+    def _update_idle(self) -> None:
+        if not self._admission.calls:
+            self._idle.set()
+
+    def _note_end(self, session: Session, connection: Connection, why: str) -> None:
+        self._update_idle()
+        totals = self._totals
+        totals.bytes_in += session.bytes_in
+        totals.bytes_out += session.bytes_out
+        log.info("dispatch_session_ended peer=%s why=%r", connection.peer.short, why)
+        if session.broken or not session.greeted:
+            totals.dropped += 1
+            totals.last_fault = f"client {connection.peer.short}: {why}"
+
+    def _read_holdings(self) -> None:
+        self._holdings = pack_holdings(self._engine.holdings, self._sites)
+        self._held = {held.site: held.mask for held in self._holdings}

@@ -1,0 +1,307 @@
+"""One layer's call: whatever happens, every pair is counted once or the call says why not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnode.dispatch.call import Action, Call, CallPolicy, Cancel, Fail, Finish, Late, RunLocal, Send
+from swarmnode.dispatch.hello import mask_of
+from swarmnode.dispatch.replicas import LOCAL, Candidate
+from swarmnode.errors import CallFailed, NobodyHolds
+
+POLICY = CallPolicy(give_up_s=10.0, queue_s=3.0, overloaded_retry_s=0.5)
+
+
+class FakeSwarm:
+    def __init__(self, held: dict[int, Sequence[int]], local: Sequence[int] | None = None) -> None:
+        self.workers = {n: Candidate(n, f"w{n}", mask_of(experts)) for n, experts in held.items()}
+        self.own = None if local is None else Candidate(LOCAL, "here", mask_of(local))
+
+    def candidates(self) -> list[Candidate]:
+        return list(self.workers.values())
+
+    def local(self) -> Candidate | None:
+        return self.own
+
+    def late_after(self, worker: int, n_pairs: int) -> float:
+        return 1.0
+
+
+class Driver:
+    """Carries actions out on paper and checks that they make sense."""
+
+    def __init__(self, swarm: FakeSwarm, experts: Sequence[int], n_expert: int = 16) -> None:
+        self.swarm = swarm
+        self.experts = list(experts)
+        count = itertools.count(1)
+        self.call = Call(7, self.experts, n_expert, swarm, lambda: next(count), POLICY)
+        self.asked: dict[int, tuple[int, list[int]]] = {}  # attempt -> worker, pairs
+        self.open: set[int] = set()
+        self.late: list[int] = []
+        self.finished: tuple[int, ...] | None = None
+        self.error: Exception | None = None
+        self.take(self.call.start(0.0), 0.0)
+
+    def take(self, actions: list[Action], now: float) -> None:
+        for action in actions:
+            assert self.finished is None
+            assert self.error is None
+            match action:
+                case Send(attempt, worker, pairs):
+                    held = self.swarm.workers[worker].held
+                    assert all(held >> self.experts[pair] & 1 for pair in pairs)
+                    self._ask(attempt, worker, list(pairs))
+                    self.call.sent(attempt, now)
+                case RunLocal(attempt, pairs):
+                    self._ask(attempt, LOCAL, list(pairs))
+                case Cancel(attempt, worker):
+                    assert self.asked[attempt][0] == worker
+                    self.open.discard(attempt)
+                case Late(attempt, _):
+                    self.late.append(attempt)
+                case Finish(attempts):
+                    self.finished = attempts
+                case Fail(error):
+                    self.error = error
+
+    def _ask(self, attempt: int, worker: int, pairs: list[int]) -> None:
+        assert attempt not in self.asked
+        assert pairs
+        self.asked[attempt] = worker, pairs
+        self.open.add(attempt)
+
+    def attempt_of(self, worker: int) -> int:
+        return next(attempt for attempt in sorted(self.open) if self.asked[attempt][0] == worker)
+
+    def answer(self, worker: int, now: float = 0.0) -> None:
+        attempt = self.attempt_of(worker)
+        self.open.discard(attempt)
+        self.take(self.call.answered(attempt, now), now)
+
+    def fail(self, worker: int, why: str, now: float = 0.0, *, overloaded: bool = False) -> None:
+        attempt = self.attempt_of(worker)
+        self.open.discard(attempt)
+        self.take(self.call.failed(attempt, why, now, overloaded=overloaded), now)
+
+    def tick(self, now: float) -> None:
+        self.take(self.call.tick(now), now)
+
+    def counted(self) -> list[int]:
+        assert self.finished is not None
+        return sorted(itertools.chain.from_iterable(self.asked[attempt][1] for attempt in self.finished))
+
+
+def test_one_worker_answers() -> None:
+    driver = Driver(FakeSwarm({0: range(16)}), [3, 5, 3])
+    driver.answer(0)
+    assert driver.counted() == [0, 1, 2]
+    assert driver.call.done
+
+
+def test_nobody_holds_says_which_layer_and_experts_and_asks_nobody() -> None:
+    driver = Driver(FakeSwarm({0: [1, 2]}), [1, 5, 2, 9])
+    assert isinstance(driver.error, NobodyHolds)
+    assert "layer 7" in str(driver.error)
+    assert driver.error.experts == [5, 9]
+    assert not driver.asked
+
+
+def test_no_pairs_finish_at_once() -> None:
+    assert Driver(FakeSwarm({}), []).finished == ()
+
+
+def test_a_failed_worker_is_replaced_by_several_others() -> None:
+    driver = Driver(FakeSwarm({0: [1, 2, 3], 1: [1], 2: [2, 3]}), [1, 2, 3])
+    driver.fail(0, "broken")
+    assert {driver.asked[a][0] for a in driver.open} == {1, 2}
+    driver.answer(2)
+    driver.answer(1)
+    assert driver.counted() == [0, 1, 2]
+
+
+def test_the_local_engine_is_the_last_resort_and_then_the_reasons_are_named() -> None:
+    driver = Driver(FakeSwarm({0: [1], 1: [1]}, local=[1]), [1])
+    driver.fail(0, "answered NaN")
+    driver.fail(1, "refused")
+    driver.fail(LOCAL, "disk gone")
+    assert isinstance(driver.error, CallFailed)
+    assert str(driver.error) == "layer 7: no answer for expert 1 (w0: answered NaN; w1: refused; here: disk gone)"
+
+
+def test_a_late_worker_is_hedged_and_the_first_answer_counts_once() -> None:
+    for first in (0, 1):
+        driver = Driver(FakeSwarm({0: [1, 2], 1: [1, 2]}), [1, 2])
+        driver.tick(0.9)
+        assert not driver.late
+        driver.tick(1.0)
+        assert driver.late == [1]
+        driver.answer(first, 1.1)
+        assert driver.counted() == [0, 1]
+        assert not driver.open  # the loser was cancelled
+
+
+def test_lateness_without_a_replica_waits_and_takes_one_that_comes_later() -> None:
+    swarm = FakeSwarm({0: [1]})
+    driver = Driver(swarm, [1])
+    driver.tick(1.0)
+    assert driver.open == {1}
+    swarm.workers[5] = Candidate(5, "w5", mask_of([1]))
+    driver.tick(driver.call.next_due())
+    driver.answer(5, 5.0)
+    assert driver.counted() == [0]
+
+
+def test_silence_ends_the_call() -> None:
+    driver = Driver(FakeSwarm({0: [1]}), [1])
+    for now in (1.0, 4.0, 7.0, 9.9):
+        driver.tick(now)
+    assert driver.error is None
+    driver.tick(10.0)
+    assert isinstance(driver.error, CallFailed)
+    assert "w0: no answer in 10 s" in str(driver.error)
+
+
+def test_a_lost_worker_loses_all_its_attempts_at_once() -> None:
+    swarm = FakeSwarm({0: [1, 2], 1: [1, 2]})
+    swarm.workers[0] = Candidate(0, "w0", mask_of([1, 2]), max_pairs=16)
+    driver = Driver(swarm, [1] * 40 + [2] * 20)
+    assert len(driver.open) > 3
+    del swarm.workers[0]
+    driver.open = set()
+    driver.take(driver.call.worker_lost(0, "connection lost", 0.1), 0.1)
+    assert {driver.asked[a][0] for a in driver.open} == {1}
+    while driver.finished is None:
+        driver.answer(1, 0.2)
+    assert driver.counted() == list(range(60))
+
+
+def test_an_overloaded_worker_without_replica_is_asked_again_later_each_time() -> None:
+    driver = Driver(FakeSwarm({0: [1]}), [1])
+    now = 0.0
+    for wait in (0.5, 1.0, 1.0):
+        driver.fail(0, "busy", now, overloaded=True)
+        assert not driver.open
+        assert driver.call.next_due() == now + wait
+        now += wait
+        driver.tick(now)
+    driver.answer(0, now)
+    assert driver.counted() == [0]
+
+
+def test_an_overloaded_worker_with_a_replica_is_left_alone() -> None:
+    driver = Driver(FakeSwarm({0: [1], 1: [1]}), [1])
+    driver.fail(0, "busy", overloaded=True)
+    driver.answer(1)
+    assert driver.counted() == [0]
+
+
+def test_large_calls_are_cut_and_no_expert_changes_sides_of_the_engines_threshold() -> None:
+    swarm = FakeSwarm({0: range(4)})
+    swarm.workers[0] = Candidate(0, "w0", 0b1111, max_pairs=32)
+    experts = [0] * 100 + [1] * 7 + [2] * 8 + [3] * 33
+    driver = Driver(swarm, experts)
+    for _, pairs in driver.asked.values():
+        assert len(pairs) <= 32
+        assert pairs == sorted(pairs)
+        counts = np.bincount(np.array(experts)[pairs], minlength=4)
+        assert all(count == 0 or (count >= 8) == (experts.count(e) >= 8) for e, count in enumerate(counts))
+    while driver.finished is None:
+        driver.answer(0)
+    assert driver.counted() == list(range(len(experts)))
+
+
+def test_cancel_withdraws_everything() -> None:
+    driver = Driver(FakeSwarm({0: [1], 1: [2]}), [1, 2])
+    driver.take(driver.call.cancel(), 0.0)
+    assert driver.call.done
+    assert not driver.open
+    assert driver.call.answered(1, 0.0) == []
+    assert driver.call.tick(99.0) == []
+
+
+worlds = st.dictionaries(st.integers(0, 5), st.sets(st.integers(0, 7)), max_size=6)
+events = st.lists(
+    st.tuples(
+        st.sampled_from(["answer", "fail", "overloaded", "lost", "tick", "stray", "join"]),
+        st.integers(0, 1 << 16),
+        st.floats(0, 2),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=400)
+@given(
+    worlds,
+    st.one_of(st.none(), st.sets(st.integers(0, 7))),
+    st.lists(st.integers(0, 7), max_size=60),
+    st.sampled_from([16, 20, 1 << 20]),
+    events,
+)
+def test_every_call_ends_and_counts_each_pair_once(
+    held: dict[int, set[int]],
+    local: set[int] | None,
+    experts: list[int],
+    max_pairs: int,
+    history: list[tuple[str, int, float]],
+) -> None:
+    swarm = FakeSwarm({n: sorted(e) for n, e in held.items()}, None if local is None else sorted(local))
+    swarm.workers = {n: Candidate(n, f"w{n}", c.held, max_pairs=max_pairs) for n, c in swarm.workers.items()}
+    driver = Driver(swarm, experts, 8)
+    now = 0.0
+    for kind, choice, pause in history:
+        now += pause
+        if driver.call.done:
+            break
+        open_attempts = sorted(driver.open)
+        attempt = open_attempts[choice % len(open_attempts)] if open_attempts else None
+        if kind == "tick":
+            driver.tick(now)
+        elif kind == "stray":
+            driver.take(driver.call.answered(choice + 1000, now), now)
+        elif kind == "join":
+            swarm.workers[100 + choice % 3] = Candidate(100 + choice % 3, "new", choice & 0xFF)
+        elif kind == "lost" and swarm.workers:
+            gone = sorted(swarm.workers)[choice % len(swarm.workers)]
+            del swarm.workers[gone]
+            driver.open = {a for a in driver.open if driver.asked[a][0] != gone}
+            driver.take(driver.call.worker_lost(gone, "lost", now), now)
+        elif attempt is not None:
+            driver.open.discard(attempt)
+            if kind == "answer":
+                driver.take(driver.call.answered(attempt, now), now)
+            elif driver.asked[attempt][0] == LOCAL:
+                driver.take(driver.call.failed(attempt, "broken", now), now)
+            else:
+                driver.take(driver.call.failed(attempt, "no", now, overloaded=kind == "overloaded"), now)
+    for _ in range(10_000):  # from here on nobody answers: time alone must end it
+        if driver.call.done:
+            break
+        now = max(now, driver.call.next_due())
+        driver.tick(now)
+    assert driver.call.done
+    assert (driver.finished is None) != (driver.error is None)
+    if driver.finished is not None:
+        assert driver.counted() == list(range(len(experts)))
+    assert not driver.open or driver.asked[min(driver.open)][0] == LOCAL  # what runs here cannot be withdrawn
+    assert driver.call.next_due() == float("inf")
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_rescue_that_cannot_cover_everything_is_not_begun(late: bool) -> None:
+    driver = Driver(FakeSwarm({0: [1, 2], 1: [1]}), [1, 2])
+    if late:
+        driver.tick(1.0)
+        assert driver.open == {1}
+        driver.answer(0, 1.5)
+        assert driver.counted() == [0, 1]
+    else:
+        driver.fail(0, "gone")
+        assert isinstance(driver.error, CallFailed)
+        assert "experts 1, 2" in str(driver.error)

@@ -1,0 +1,397 @@
+"""The client against real workers on loopback: the local run's bits, whatever the others do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from swarmnode.dispatch.admission import AdmissionLimits
+from swarmnode.dispatch.call import CallPolicy
+from swarmnode.dispatch.frames import Answer, CallFrame, HoldingsUpdate, Refuse, RefuseCode, SiteHoldings
+from swarmnode.dispatch.options import DispatchOptions
+from swarmnode.errors import CallFailed, Cancelled, DispatchError, NobodyHolds, SwarmnodeError
+from tests.swarmnode.dispatch.samples import D_OUT, SITES, everything, full_engine, local_rows, make_input
+from tests.swarmnode.dispatch.swarm import LIMITS, Behaviour, GatedEngine, cut_up, eventually, swarm
+from transport.stream import Stream
+
+ALL = everything()
+# Lateness within a test's patience; nothing here measures it.
+QUICK = DispatchOptions(late_floor_s=0.05, late_ceiling_s=0.05, call=CallPolicy(give_up_s=0.5, queue_s=0.1))
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 3, 4, 5, 6, 7, 8])
+async def test_any_number_of_workers_with_unequal_shares(n_workers: int) -> None:
+    async with swarm() as s:
+        for holdings in cut_up(n_workers):
+            await s.add(holdings)
+        for site in SITES:
+            for n in (1, 2, 9):
+                await s.check(site.index, n)
+
+
+async def test_overlapping_holdings_use_the_fewest_workers() -> None:
+    async with swarm(DispatchOptions(near_s=10.0)) as s:  # however busy this machine is
+        await s.add({0: range(8)})
+        await s.add({0: range(8, 16)})
+        await s.add({0: range(16)})
+        for seed in range(10):
+            await s.check(seed=seed)
+        assert [view.calls for view in s.client.workers()] == [0, 0, 10]
+
+
+@pytest.mark.parametrize("wire", ["f32", "f16"])
+async def test_partial_sums_are_the_same_value(wire: str) -> None:
+    options = DispatchOptions(mode="partial", wire_out=wire, wire_back=wire)  # type: ignore[arg-type]  # parametrized
+    tolerance = 1e-5 if wire == "f32" else 5e-3
+    async with swarm(options) as s:
+        for holdings in cut_up(3):
+            await s.add(holdings)
+        for site in SITES:
+            x, ids, weights = make_input(site, 5)
+            rows = await s.call(site.index, x, ids, weights)
+            assert np.allclose(rows, local_rows(site, x, ids, weights), rtol=tolerance, atol=tolerance)
+            assert rows.tobytes() == (await s.call(site.index, x, ids, weights)).tobytes()
+
+
+async def test_a_value_too_large_for_f16_arrives() -> None:
+    async with swarm(DispatchOptions(wire_out="f16", wire_back="f16")) as s:
+        await s.add(ALL)
+        x, ids, weights = make_input(SITES[0], 1)
+        x[0, 0] = 1e6
+        rows = await s.call(0, x, ids, weights)
+        assert np.array_equal(rows, local_rows(SITES[0], x, ids, weights))
+
+
+async def test_a_prompt_is_cut_to_the_workers_limits_and_keeps_its_bits() -> None:
+    async with swarm() as s:
+        for holdings in cut_up(3):
+            await s.add(holdings, limits=AdmissionLimits(max_pairs=20, max_bytes=4000, calls_per_peer=2))
+        await s.check(0, 64)
+        await s.check(2, 64)
+        assert s.client.site_stats()[0].requests >= 64 * 4 / 20
+        assert all(member.real.stats().refused == {} for member in s.members)
+
+
+async def test_no_tokens_need_no_worker() -> None:
+    async with swarm() as s:
+        x, ids, weights = make_input(SITES[0], 0)
+        assert s.client.submit(0, x, ids, weights).result().shape == (0, D_OUT)
+
+
+async def test_nobody_holds_names_layer_and_experts() -> None:
+    async with swarm() as s:
+        await s.add({0: [e for e in range(16) if e not in (3, 9)]})
+        x, _, weights = make_input(SITES[0], 1)
+        with pytest.raises(NobodyHolds, match=r"layer 10: nobody reachable holds experts 3, 9;"):
+            await s.call(0, x, np.array([[1, 9, 3, 2]], np.int32), weights)
+        with pytest.raises(NobodyHolds, match="layer 11"):
+            await s.check(1)
+
+
+async def test_experts_that_come_and_go_are_followed() -> None:
+    async with swarm() as s:
+        first = await s.add({0: range(8)})
+        with pytest.raises(NobodyHolds):
+            await s.check()
+        second = await s.add({0: range(8, 16)})
+        await s.check()
+        await second.kill()
+        await eventually(lambda: len(s.client.workers()) == 1)
+        with pytest.raises(NobodyHolds):
+            await s.check()
+        assert first.remote is not None
+        await s.client.detach(first.remote)
+        assert s.client.workers() == []
+
+
+async def test_the_local_engine_fills_the_gaps_in_parallel() -> None:
+    async with swarm(local=full_engine()) as s:
+        await s.add({site.index: range(site.n_expert // 2) for site in SITES})
+        for site in SITES:
+            await s.check(site.index, 6)
+        stats = s.client.site_stats()[0]
+        assert 0 < stats.local_pairs < stats.pairs == 24
+
+
+async def test_local_first_asks_nobody_for_what_is_here() -> None:
+    options = DispatchOptions(call=CallPolicy(local_first=True))
+    async with swarm(options, local=full_engine()) as s:
+        await s.add(ALL)
+        await s.check()
+        assert s.client.site_stats()[0].calls == 0
+        assert s.client.site_stats()[0].local_calls == 1
+
+
+# A worker that misbehaves: its pairs go elsewhere and the bits are the same; alone, it is named in the error.
+
+
+def nan(frame: CallFrame, stream: Stream) -> None:
+    rows = np.full((frame.n_pairs, D_OUT), np.nan, np.float32)
+    stream.write_nowait(Answer(frame.id, 0, frame.n_pairs, 0, 0, rows.tobytes()).encode())
+
+
+def one_row_too_few(frame: CallFrame, stream: Stream) -> None:
+    n = frame.n_pairs - 1
+    stream.write_nowait(Answer(frame.id, 0, n, 0, 0, bytes(4 * D_OUT * n)).encode())
+
+
+def narrow_rows(frame: CallFrame, stream: Stream) -> None:
+    stream.write_nowait(Answer(frame.id, 0, frame.n_pairs, 0, 0, bytes(4 * frame.n_pairs)).encode())
+
+
+def wrong_id(frame: CallFrame, stream: Stream) -> None:
+    rows = bytes(4 * D_OUT * frame.n_pairs)
+    stream.write_nowait(Answer(frame.id + 1000, 0, frame.n_pairs, 0, 0, rows).encode())
+
+
+def silence(frame: CallFrame, stream: Stream) -> None:
+    pass
+
+
+def garbage(frame: CallFrame, stream: Stream) -> None:
+    stream.write_nowait(b"\xff" * 100)
+
+
+def welcome_again(frame: CallFrame, stream: Stream) -> None:
+    stream.write_nowait(HoldingsUpdate((SiteHoldings(0, 99, 1),)).encode())
+
+
+def reset(frame: CallFrame, stream: Stream) -> None:
+    stream.reset(7)
+
+
+def refuse(frame: CallFrame, stream: Stream) -> None:
+    stream.write_nowait(Refuse(frame.id, RefuseCode.COMPUTE_FAILED, "no memory").encode())
+
+
+def overloaded(frame: CallFrame, stream: Stream) -> None:
+    stream.write_nowait(Refuse(frame.id, RefuseCode.OVERLOADED, "busy").encode())
+
+
+MISBEHAVIOURS = [
+    (nan, "answered NaN or infinity"),
+    (one_row_too_few, "rows where 4 were asked for"),
+    (narrow_rows, "4 rows of 40 values as F32 take 640 bytes, but 16 came"),
+    (wrong_id, "no answer in 0.5 s"),
+    (silence, "no answer in 0.5 s"),
+    (garbage, "frame type 255 is unknown"),
+    (welcome_again, "holdings name 99 experts at site 0; the model has 16 experts"),
+    (reset, "reset the stream with code 7"),
+    (refuse, "refused, compute failed: no memory"),
+    (overloaded, "no answer in 0.5 s"),
+]
+
+
+@pytest.mark.parametrize(("behave", "reason"), MISBEHAVIOURS, ids=lambda v: getattr(v, "__name__", ""))
+async def test_a_misbehaving_worker(behave: Behaviour, reason: str) -> None:
+    async with swarm(QUICK) as s:
+        await s.add_scripted({0: range(16)}, behave)
+        with pytest.raises(CallFailed) as caught:
+            await s.check()
+        assert "layer 10: no answer for experts" in str(caught.value)
+        assert reason in str(caught.value)
+        assert "scripted" in str(caught.value)
+    async with swarm(QUICK, local=full_engine()) as s:
+        await s.add_scripted({0: range(16)}, behave)
+        for seed in range(5):
+            await s.check(seed=seed)
+    async with swarm(QUICK) as s:
+        await s.add_scripted({0: range(16)}, behave)
+        await s.add({0: range(0, 16, 2)})
+        await s.add({0: range(1, 16, 2)})
+        for seed in range(5):
+            await s.check(seed=seed, n=3)
+
+
+async def test_a_second_answer_to_a_call_counts_neither_in_the_sum_nor_for_the_worker() -> None:
+    engine = full_engine()
+
+    def twice(frame: CallFrame, stream: Stream) -> None:
+        x = np.frombuffer(frame.rows, np.float32).reshape(frame.n_rows, -1)
+        rows = engine.raw_rows(0, x, frame.tokens.astype(np.int32), frame.experts.astype(np.int32))
+        for _ in range(2):
+            stream.write_nowait(Answer(frame.id, 0, len(rows), 0, 0, rows.tobytes()).encode())
+
+    async with swarm() as s:
+        await s.add_scripted({0: range(16)}, twice)
+        await s.check(seed=1)
+        await s.check(seed=2)
+        await eventually(lambda: s.client.workers()[0].failures >= 1)
+        assert "which is not open" in s.client.workers()[0].last_fault
+
+
+async def test_a_worker_that_keeps_failing_is_left_alone_for_a_while() -> None:
+    calls: list[int] = []
+
+    def failing(frame: CallFrame, stream: Stream) -> None:
+        calls.append(frame.id)
+        nan(frame, stream)
+
+    options = DispatchOptions(faults_allowed=3, suspension_s=60.0)
+    async with swarm(options) as s:
+        await s.add_scripted({0: range(16)}, failing)
+        await s.add({0: range(8)})
+        await s.add({0: range(8, 16)})
+        for seed in range(8):
+            await s.check(seed=seed)
+        assert len(calls) == 3
+        [view] = [view for view in s.client.workers() if view.name == "scripted"]
+        assert view.suspect
+        assert view.failures == 3
+
+
+async def test_a_stuck_worker_is_left_alone_before_its_allowance_is_used_up() -> None:
+    calls: list[int] = []
+    options = DispatchOptions(late_floor_s=0.02, late_ceiling_s=0.02, faults_allowed=1000)
+    async with swarm(options) as s:
+        await s.add_scripted({0: range(16)}, lambda frame, stream: calls.append(frame.id))
+        await s.add({0: range(8)})
+        await s.add({0: range(8, 16)})
+        for seed in range(8):
+            await s.check(seed=seed)
+        assert len(calls) == LIMITS.max_calls // 2
+        assert s.client.workers()[0].suspect
+
+
+async def test_a_worker_killed_in_mid_call_is_replaced_at_once() -> None:
+    async with swarm() as s:
+        gated = GatedEngine(ALL)
+        victim = await s.add(ALL, engine=gated)
+        call = asyncio.create_task(s.check(n=3))
+        await gated.wait_entered()
+        await s.add({0: range(8)})
+        await s.add({0: range(8, 16)})
+        await victim.kill()
+        await call
+        gated.open()
+        assert len(s.client.workers()) == 2
+
+
+async def test_a_worker_killed_in_mid_call_without_replica_fails_the_call_by_name() -> None:
+    async with swarm() as s:
+        gated = GatedEngine(ALL)
+        victim = await s.add(ALL, engine=gated)
+        call = asyncio.create_task(s.check())
+        await gated.wait_entered()
+        await victim.kill()
+        with pytest.raises(CallFailed, match=r"layer 10: no answer for experts .* \(w0 \("):
+            await call
+        gated.open()
+
+
+async def test_a_slow_worker_is_hedged_and_its_late_answer_does_not_matter() -> None:
+    async with swarm(QUICK) as s:
+        gated = GatedEngine(ALL)
+        await s.add(ALL, engine=gated)
+        call = asyncio.create_task(s.check())
+        await gated.wait_entered()
+        await s.add({0: range(8)})
+        await s.add({0: range(8, 16)})
+        await call
+        gated.open()
+        await s.check(seed=1)
+        assert s.client.site_stats()[0].late >= 1
+
+
+async def test_a_leaving_worker_finishes_what_it_has_and_gets_nothing_new() -> None:
+    async with swarm() as s:
+        gated = GatedEngine(ALL)
+        leaving = await s.add(ALL, engine=gated)
+        call = asyncio.create_task(s.check())
+        await gated.wait_entered()
+        await s.add(ALL)
+        closing = asyncio.create_task(leaving.real.close())
+        await eventually(lambda: s.client.workers()[0].leaving)
+        await s.check(seed=1)
+        gated.open()
+        await call
+        await closing
+        assert s.client.workers()[0].calls == 1
+        assert s.client.site_stats()[0].failed_calls == 0
+
+
+async def test_cancel_all_releases_every_waiting_thread_at_once() -> None:
+    async with swarm() as s:
+        gated = GatedEngine(ALL)
+        member = await s.add(ALL, engine=gated)
+        tasks = [asyncio.create_task(s.check(seed=seed)) for seed in range(4)]
+        await gated.wait_entered()
+        await eventually(lambda: member.real.stats().in_flight == 4)
+        s.client.cancel_all(Cancelled("the user pressed stop"))
+        for task in tasks:
+            with pytest.raises(Cancelled, match="the user pressed stop"):
+                await task
+        await eventually(lambda: member.real.stats().refused.get("cancelled", 0) == 2)  # those not with the engine
+        gated.open()
+        await eventually(lambda: member.real.stats().in_flight == 0)
+        await s.check(seed=9)
+        assert member.real.stats().refused["cancelled"] == 4
+
+
+async def test_closing_releases_waiting_threads_and_refuses_new_calls() -> None:
+    async with swarm() as s:
+        gated = GatedEngine(ALL)
+        await s.add(ALL, engine=gated)
+        call = asyncio.create_task(s.check())
+        await gated.wait_entered()
+        await s.client.close()
+        with pytest.raises(Cancelled):
+            await call
+        gated.open()
+        with pytest.raises(DispatchError, match="this client is closed"):
+            await s.check()
+
+
+async def test_a_result_can_be_asked_for_twice_and_much_later() -> None:
+    async with swarm() as s:
+        await s.add(ALL)
+        x, ids, weights = make_input(SITES[0], 2)
+        pending = s.client.submit(0, x, ids, weights)
+        await eventually(lambda: pending.done)
+        first = pending.result()
+        assert first.tobytes() == pending.result().tobytes()
+
+
+async def test_calls_that_make_no_sense_are_refused_before_anything_is_sent() -> None:
+    async with swarm() as s:
+        await s.add(ALL)
+        x, ids, weights = make_input(SITES[0], 1)
+        for arguments in ((9, x, ids, weights), (0, x[:, :5], ids, weights), (0, x, ids + 16, weights)):
+            with pytest.raises(SwarmnodeError):
+                s.client.submit(*arguments)
+        assert s.client.site_stats()[0].requests == 0
+
+
+async def test_two_decode_threads_share_the_workers() -> None:
+    async with swarm() as s:
+        for holdings in cut_up(3):
+            await s.add(holdings)
+        await asyncio.gather(*(s.check(site, n, seed) for seed in range(6) for site in range(3) for n in (1, 4)))
+
+
+async def test_figures_add_up() -> None:
+    async with swarm() as s:
+        for holdings in cut_up(3):
+            await s.add(holdings)
+        started = time.monotonic()
+        for seed in range(10):
+            await s.check(n=2, seed=seed)
+        elapsed = time.monotonic() - started
+        stats, views = s.client.site_stats()[0], s.client.workers()
+        assert stats.calls == 10
+        assert (stats.tokens, stats.pairs) == (20, 80)
+        assert sum(view.rows for view in views) == 80
+        assert sum(view.calls for view in views) == stats.requests
+        assert 0 < stats.longest_busy_s <= stats.busy_s < elapsed
+        assert stats.longest_busy_s < stats.round_trip_s < elapsed
+        workers = [member.real.stats() for member in s.members]
+        welcomes = sum(len(member.real.welcome()) for member in s.members)
+        assert stats.bytes_back == sum(w.bytes_out for w in workers) - welcomes
+        assert sum(w.pairs for w in workers) == 80
+        for view in views:
+            assert view.path == "loopback"
+            assert view.p50_s is not None
+            assert view.experts == sum(map(len, view.holdings.values())) > 0

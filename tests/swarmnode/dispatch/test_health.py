@@ -1,0 +1,71 @@
+"""What is remembered of a worker: percentiles per size, classes that do not flap, suspension that ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarmnode.dispatch.health import MIN_SAMPLES, Health, Latency
+
+LIMITS = {"factor": 2.0, "floor_s": 0.05, "ceiling_s": 5.0}
+
+
+def test_late_is_the_ceiling_until_enough_is_known_then_follows_p95() -> None:
+    latency = Latency(0.004)
+    for _ in range(MIN_SAMPLES - 1):
+        latency.add(4, 0.1)
+    assert latency.late_after(4, **LIMITS) == 5.0
+    latency.add(4, 0.1)
+    assert latency.late_after(4, **LIMITS) == pytest.approx(0.2)
+    assert latency.late_after(4000, **LIMITS) == 5.0  # nothing is known of calls of that size
+    for _ in range(100):
+        latency.add(4, 0.001)
+    assert latency.late_after(4, **LIMITS) == 0.05
+    for _ in range(100):
+        latency.add(4, 60.0)
+    assert latency.late_after(4, **LIMITS) == 5.0
+
+
+def test_percentiles_are_of_decode_sized_calls() -> None:
+    latency = Latency(0.004)
+    assert latency.percentile(50) is None
+    for milliseconds in range(1, 11):
+        latency.add(8, milliseconds / 1000)
+    latency.add(5000, 9.0)
+    assert latency.percentile(50) == 0.006
+    assert latency.percentile(95) == 0.010
+
+
+def test_the_class_follows_only_a_clear_change() -> None:
+    latency = Latency(0.004)
+    assert latency.latency_class is None
+    assert [latency.class_of(rtt) for rtt in (0.0, 0.004, 0.005, 0.009, 0.08)] == [0, 0, 1, 2, 5]
+    latency.add(1, 0.0039)
+    for _ in range(50):
+        latency.add(1, 0.0045)
+        assert latency.latency_class == 0
+    for _ in range(50):
+        latency.add(1, 0.03)
+    assert latency.latency_class == 3
+    for _ in range(100):
+        latency.add(1, 0.001)
+    assert latency.latency_class == 0
+
+
+def test_faults_in_a_row_suspend_for_longer_each_time_and_success_forgives() -> None:
+    health = Health(allowed=2, suspension_s=1.0, max_suspension_s=3.0)
+    health.fault("late", 0.0)
+    assert not health.suspended(0.0)
+    health.fault("late", 0.0)
+    assert health.suspended(0.9)
+    assert not health.suspended(1.0)
+    health.fault("again", 1.0)
+    assert health.suspended(2.9)
+    assert not health.suspended(3.0)
+    health.fault("again", 3.0)
+    assert health.suspended(5.9)
+    assert not health.suspended(6.0)  # not above the maximum
+    health.success()
+    health.fault("late", 6.0)
+    assert not health.suspended(6.0)
+    assert health.failures == 5
+    assert health.last_fault == "late"
