@@ -1,0 +1,51 @@
+"""`swarmnode onboard`: make a model pack out of a GGUF."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarmnode.cli.options import AsJson
+
+
+def onboard(
+    file: Annotated[Path, typer.Argument(help="A GGUF with routed experts; any part of a split one.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the pack.", show_default="FILE.pack")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Cut a GGUF into a backbone file and a manifest of its experts: a model pack."""
+    import json  # noqa: PLC0415
+
+    from swarmnode import onboard as rooms  # noqa: PLC0415
+    from swarmnode.tables import ProgressBar, human_bytes  # noqa: PLC0415
+
+    target = out if out is not None else file.with_suffix(".pack")
+    with ProgressBar(enabled=not as_json) as bar:
+        pack = rooms.onboard(file, target, bar.update)
+    manifest = pack.manifest
+    backbone = pack.backbone.stat().st_size
+    experts = sum(tensor.stride * tensor.ne[-1] for tensor in manifest.tensors)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "pack": str(target),
+                    "name": manifest.name,
+                    "architecture": manifest.architecture,
+                    "model_hash": manifest.model_hash,
+                    "sites": len(manifest.sites),
+                    "experts": manifest.n_expert,
+                    "used": manifest.n_used,
+                    "shared_expert": manifest.shared_expert,
+                    "expert_bytes": experts,
+                    "backbone_bytes": backbone,
+                }
+            )
+        )
+        return
+    layers = len(manifest.sites)
+    print(f"{manifest.name} ({manifest.architecture})")
+    print(f"{layers} MoE layers, {manifest.n_expert} experts, top {manifest.n_used}")
+    print(f"experts {human_bytes(experts)}, one {human_bytes(manifest.expert_bytes(0))}; pack {target}")

@@ -1,0 +1,51 @@
+"""Options that several commands share, as annotated types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+State = Annotated[
+    Path | None,
+    typer.Option(
+        "--state", envvar="SWARMNODE_STATE", help="Folder with this node's key and slices.", show_default="per user"
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print data for machines.")]
+Emulate = Annotated[
+    str | None,
+    typer.Option(
+        "--emulate", envvar="SWARMNODE_EMULATE", help="Add to every link: rtt=80ms,jitter=5ms,loss=1%,rate=20mbit"
+    ),
+]
+Quic = Annotated[str | None, typer.Option("--quic", envvar="SWARMNODE_QUIC", help="QUIC engine: qh3 or aioquic.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", envvar="SWARMNODE_THREADS", help="Compute threads.", show_default="cores − 1")
+]
+Mode = Annotated[
+    str | None,
+    typer.Option(
+        "--mode",
+        envvar="SWARMNODE_MODE",
+        help="exact: the local run's bits · partial: one weighted sum per worker.",
+        show_default="exact",
+    ),
+]
+Wire = Annotated[
+    str | None,
+    typer.Option(
+        "--wire",
+        envvar="SWARMNODE_WIRE",
+        help="Type of rows on the wire in partial mode: f32 or f16.",
+        show_default="f32",
+    ),
+]
+
+
+def state_dir(given: Path | None) -> Path:
+    """The state folder that was given, or the user's own."""
+    from swarmnode.config import default_state_dir  # noqa: PLC0415
+
+    return given if given is not None else default_state_dir()

@@ -1,0 +1,81 @@
+"""`swarmnode up`: run a node until Ctrl-C."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarmnode.cli.options import AsJson, Emulate, Mode, Quic, State, Threads, Wire, state_dir
+
+
+def up(
+    model: Annotated[Path | None, typer.Option(envvar="SWARMNODE_MODEL", help="A GGUF file or a model pack.")] = None,
+    experts: Annotated[
+        str | None,
+        typer.Option(envvar="SWARMNODE_EXPERTS", help="Serve these experts: all · 2/3 · 0-4,9 · 0:0-4;2:1,3"),
+    ] = None,
+    role: Annotated[
+        str | None, typer.Option(help="backbone, worker or both.", show_default="worker with --experts, else backbone")
+    ] = None,
+    peer: Annotated[list[str] | None, typer.Option(help="PEERID@HOST:PORT of another node; repeat for more.")] = None,
+    listen: Annotated[
+        str | None, typer.Option(envvar="SWARMNODE_LISTEN", help="UDP address to bind.", show_default="127.0.0.1:0")
+    ] = None,
+    open_: Annotated[
+        bool | None, typer.Option("--open", help="Accept every peer, not only those named with --peer.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="What people call this node.", show_default="host name")] = None,
+    mode: Mode = None,
+    wire: Wire = None,
+    threads: Threads = None,
+    context: Annotated[
+        int | None, typer.Option(help="Context in tokens.", show_default="the model's, at most 4096")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Prompt tokens per step.", show_default="512")] = None,
+    gpu_layers: Annotated[int | None, typer.Option(help="Backbone layers on the GPU.", show_default="0")] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="The GGUF to take slices from.", show_default="where the pack was made from")
+    ] = None,
+    local_experts: Annotated[
+        bool | None,
+        typer.Option(
+            "--local-experts/--no-local-experts",
+            help="A backbone computes experts that no worker can, from its own file.",
+            show_default="on",
+        ),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with these options as keys.")] = None,
+    emulate: Emulate = None,
+    quic: Quic = None,
+    state: State = None,
+    headless: Annotated[bool, typer.Option("--headless", help="Plain lines, no live view.")] = False,
+    stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", hidden=True)] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a node: a backbone that generates, a worker that serves experts, or both. Ctrl-C ends it cleanly."""
+    from swarmnode.config import build_config  # noqa: PLC0415
+    from swarmnode.serve import run_node  # noqa: PLC0415
+
+    given: dict[str, Any] = {
+        "model": model,
+        "experts": experts,
+        "role": role,
+        "peers": peer,
+        "listen": listen,
+        "open": open_,
+        "name": name,
+        "mode": mode,
+        "wire": wire,
+        "threads": threads,
+        "context": context,
+        "batch": batch,
+        "gpu_layers": gpu_layers,
+        "source": source,
+        "local_experts": local_experts,
+        "emulate": emulate,
+        "quic": quic,
+    }
+    settled = build_config(given, config, state_dir=state_dir(state))
+    run_node(settled, as_json=as_json, headless=headless, stop_on_eof=stop_on_eof)

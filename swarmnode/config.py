@@ -1,0 +1,214 @@
+"""What a node is told: flags, environment and a TOML file become one frozen NodeConfig, once, at the edge.
+
+Precedence: a flag, then SWARMNODE_… in the environment (typer reads both), then the file. Nothing here starts anything.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import platformdirs
+
+from swarmnode.errors import UsageError
+from transport.config import TransportConfig
+from transport.emulation import LinkEmulation
+from transport.errors import LocalFault
+from transport.identity import PeerId
+
+Role = Literal["backbone", "worker", "both"]
+Address = tuple[str, int]
+ROLES: tuple[Role, ...] = ("backbone", "worker", "both")
+
+_FILE_KEYS = frozenset(
+    [
+        "name",
+        "model",
+        "experts",
+        "role",
+        "listen",
+        "peers",
+        "open",
+        "mode",
+        "wire",
+        "threads",
+        "context",
+        "batch",
+        "quic",
+        "emulate",
+        "local_experts",
+        "gpu_layers",
+        "source",
+    ]
+)
+
+
+def default_state_dir() -> Path:
+    """Where a node keeps its key and its slices unless told otherwise."""
+    return Path(os.environ.get("SWARMNODE_STATE") or platformdirs.user_state_path("swarmnode"))
+
+
+def default_cache_dir() -> Path:
+    """Where packs of GGUF files given directly are kept."""
+    return Path(os.environ.get("SWARMNODE_CACHE") or platformdirs.user_cache_path("swarmnode"))
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """A peer and where to reach it, written PEERID@HOST:PORT."""
+
+    peer: PeerId
+    address: Address
+
+    @classmethod
+    def parse(cls, text: str) -> PeerAddress:
+        """UsageError with the form it should have."""
+        peer, at, address = text.partition("@")
+        if not at:
+            raise UsageError(f"peer {text!r}: write PEERID@HOST:PORT, as the other node prints it")
+        try:
+            return cls(PeerId.parse(peer), parse_address(address))
+        except LocalFault as error:
+            raise UsageError(f"peer {text[:80]!r}: {error}") from None
+
+    def __str__(self) -> str:
+        return f"{self.peer}@{format_address(self.address)}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """One node, complete and checked.
+
+    `experts` is None for a pure backbone. `mode` "exact" returns every expert's raw F32 row (the local run's bits),
+    "partial" one weighted sum per worker and token in wire type `wire`.
+    """
+
+    state_dir: Path
+    name: str
+    role: Role
+    model: Path
+    experts: str | None = None
+    source: Path | None = None
+    listen: Address = ("127.0.0.1", 0)
+    peers: tuple[PeerAddress, ...] = ()
+    open: bool = False
+    mode: Literal["exact", "partial"] = "exact"
+    wire: Literal["f32", "f16"] = "f32"
+    threads: int = 1
+    context: int = 0
+    batch: int = 512
+    local_experts: bool = True
+    gpu_layers: int = 0
+    transport: TransportConfig = field(default_factory=TransportConfig)
+
+    @property
+    def is_backbone(self) -> bool:
+        """Does it generate?"""
+        return self.role != "worker"
+
+    @property
+    def is_worker(self) -> bool:
+        """Does it serve experts?"""
+        return self.role != "backbone"
+
+
+def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path) -> NodeConfig:
+    """Merge flags (those not None) over the file. UsageError names the first value that cannot be meant."""
+    values = dict(_read_file(file)) if file is not None else {}
+    values.update({k: v for k, v in given.items() if v is not None and v != []})
+    model = values.get("model")
+    if not model:
+        raise UsageError("which model? give --model FILE (a GGUF or a model pack made by swarmnode onboard)")
+    experts = values.get("experts")
+    named = values.get("role") or ("worker" if experts else "backbone")
+    role = next((r for r in ROLES if r == named), None)
+    if role is None:
+        raise UsageError(f"--role {named}: say backbone, worker or both")
+    if role != "backbone" and not experts:
+        raise UsageError("a worker needs --experts: all · 2/3 · 0-4,9 · 0:0-4;2:1,3")
+    mode, wire = str(values.get("mode", "exact")), str(values.get("wire", "f32"))
+    if mode not in ("exact", "partial") or wire not in ("f32", "f16"):
+        raise UsageError(f"--mode {mode} --wire {wire}: mode is exact or partial, wire is f32 or f16")
+    if mode == "exact" and wire != "f32":
+        raise UsageError("--mode exact needs --wire f32: F16 cannot give the local run's bits")
+    try:
+        emulation = LinkEmulation.parse(str(values["emulate"])) if values.get("emulate") else None
+        transport = TransportConfig(engine=str(values.get("quic", "qh3")), emulation=emulation)
+    except LocalFault as error:
+        raise UsageError(str(error)) from None
+    source = values.get("source")
+    return NodeConfig(
+        state_dir=state_dir,
+        name=str(values.get("name") or _host_name())[:64],
+        role=role,
+        model=Path(str(model)).expanduser(),
+        experts=str(experts) if experts else None,
+        source=Path(str(source)).expanduser() if source else None,
+        listen=parse_address(str(values.get("listen", "127.0.0.1:0"))),
+        peers=tuple(PeerAddress.parse(str(p)) for p in values.get("peers", ())),
+        open=bool(values.get("open", False)),
+        mode="exact" if mode == "exact" else "partial",
+        wire="f32" if wire == "f32" else "f16",
+        threads=_number(values, "threads", _default_threads(), 1, 1024),
+        context=_number(values, "context", 0, 0, 1 << 24),
+        batch=_number(values, "batch", 512, 1, 1 << 16),
+        local_experts=bool(values.get("local_experts", True)),
+        gpu_layers=_number(values, "gpu_layers", 0, 0, 1 << 16),
+        transport=transport,
+    )
+
+
+def parse_address(text: str) -> Address:
+    """HOST:PORT or [IPV6]:PORT."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
+    if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise UsageError(f"address {text!r}: write HOST:PORT, for example 127.0.0.1:4433 or [::1]:4433")
+    return host, int(port)
+
+
+def format_address(address: Address) -> str:
+    """The inverse of `parse_address`."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read as TOML: {error}") from None
+    unknown = sorted(set(values) - _FILE_KEYS)
+    if unknown:
+        raise UsageError(f"{path}: unknown key {unknown[0]}; known: {', '.join(sorted(_FILE_KEYS))}")
+    if not isinstance(values.get("peers", []), list):
+        raise UsageError(f"{path}: peers is a list of PEERID@HOST:PORT")
+    for key in ("open", "local_experts"):
+        if not isinstance(values.get(key, True), bool):
+            raise UsageError(f"{path}: {key} is true or false, not {values[key]!r}")
+    return values
+
+
+def _number(values: Mapping[str, Any], key: str, default: int, low: int, high: int) -> int:
+    value = values.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UsageError(f"--{key.replace('_', '-')} {value}: give a whole number from {low} to {high}")
+    return value
+
+
+def _default_threads() -> int:
+    """All cores but one: the network needs one, and OpenMP threads that wait for each other are slow."""
+    return max(1, (os.cpu_count() or 2) - 1)
+
+
+def _host_name() -> str:
+    import socket  # noqa: PLC0415
+
+    return socket.gethostname()

@@ -1,0 +1,108 @@
+"""Runs a node in the foreground: prints its events, ends it on Ctrl-C or SIGTERM. Called by the `up` command."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from swarmnode.config import NodeConfig
+from swarmnode.node import Node
+
+
+def run_node(config: NodeConfig, *, as_json: bool, headless: bool, stop_on_eof: bool = False) -> None:
+    """Start a node and wait. Raises what `Node.start` raises. `stop_on_eof`: closing standard input ends it too."""
+    printer = EventPrinter(as_json=as_json, progress=sys.stdout.isatty() and not headless and not as_json)
+    asyncio.run(_run(config, printer, stop_on_eof))
+
+
+async def _run(config: NodeConfig, printer: EventPrinter, stop_on_eof: bool) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    if stop_on_eof:
+        threading.Thread(target=_wait_for_eof, args=(loop, stop), daemon=True).start()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            loop.add_signal_handler(number, stop.set)
+        except NotImplementedError:  # Windows
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
+    node = Node(config, printer)
+    starting = asyncio.ensure_future(node.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await starting
+            return
+        starting.result()
+        await stopping
+        printer("stopping")
+    finally:
+        stopping.cancel()
+        await node.close()
+        printer.finish()
+
+
+def _wait_for_eof(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    while os.read(0, 4096):
+        pass
+    with contextlib.suppress(RuntimeError):  # the loop has ended before
+        loop.call_soon_threadsafe(stop.set)
+
+
+class EventPrinter:
+    """Prints a node's events: JSON lines, or one plain line each. Safe from any thread (one write per line)."""
+
+    def __init__(self, *, as_json: bool, progress: bool) -> None:
+        self._json, self._progress = as_json, progress
+        self._on_progress_line = False
+
+    def __call__(self, event: str, **fields: Any) -> None:
+        """Print one event."""
+        if self._json:
+            self._write(json.dumps({"event": event, **fields}) + "\n")
+            return
+        if event in ("onboard", "slices", "load"):
+            if self._progress:
+                self._write("\r\x1b[K" + _progress(event, fields))
+                self._on_progress_line = True
+            return
+        line = _LINES[event].format(**fields) if event in _LINES else f"{event} {fields}"
+        self._write(("\n" if self._on_progress_line else "") + line + "\n")
+        self._on_progress_line = False
+
+    def finish(self) -> None:
+        """End a progress line that stands alone."""
+        if self._on_progress_line:
+            self._write("\n")
+
+    @staticmethod
+    def _write(text: str) -> None:
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+
+_LINES = {
+    "ready": "ready: {role} of {model}\n  {address}",
+    "connected": "connected to {peer} ({path})",
+    "attached": "worker {name} attached ({peer})",
+    "not-attached": "peer {peer} not attached: {error}",
+    "lost": "lost {peer}: {reason}",
+    "stopping": "stopping",
+    "task-failed": "task {task} failed: {error}",
+    "close-problem": "while closing: {error}",
+}
+
+
+def _progress(event: str, fields: dict[str, Any]) -> str:
+    done, total = fields.get("done", 0), fields.get("total", 1) or 1
+    what = {"onboard": f"onboarding: {fields.get('stage', '')}", "slices": "slices", "load": "loading"}[event]
+    return f"{what} {100 * done / total:.0f} %"

@@ -1,0 +1,119 @@
+"""What a node looks like from outside: the rows of `status` and `peers`, made from its parts. Reads, changes nothing.
+
+Called by `node.py`. The shapes are in `status.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from swarmnode.compute.recipe import Site
+from swarmnode.config import PeerAddress, format_address
+from swarmnode.dispatch.views import SiteStats, WorkerView
+from swarmnode.experts_spec import format_holdings
+from swarmnode.rates import Rates
+from swarmnode.status import PeerStatus, SiteStatus
+from transport.connection import Connection, ConnectionStats
+
+
+def traffic(connections: Iterable[Connection]) -> dict[str, tuple[int, int]]:
+    """Peer → bytes out and in, all its connections together."""
+    totals: dict[str, tuple[int, int]] = {}
+    for connection in connections:
+        stats = connection.stats()
+        out, back = totals.get(str(connection.peer), (0, 0))
+        totals[str(connection.peer)] = out + stats.bytes_out, back + stats.bytes_in
+    return totals
+
+
+def peer_rows(
+    connections: Sequence[Connection],
+    called: Mapping[str, WorkerView],
+    calling: Iterable[str],
+    rates: Rates,
+    now: float,
+    sites: Sequence[Site],
+) -> list[PeerStatus]:
+    """One row per connected peer. `called` are the workers of this node's client, `calling` the peers it serves."""
+    rows: dict[str, PeerStatus] = {}
+    totals = traffic(connections)
+    for connection in connections:
+        peer = str(connection.peer)
+        if peer not in rows:
+            rows[peer] = _connected(peer, connection.stats(), totals[peer], rates, now)
+    for peer in calling:
+        if peer in rows:
+            rows[peer] = msgspec.structs.replace(rows[peer], role="backbone")
+    for peer, view in called.items():
+        if peer in rows:
+            role = "both" if rows[peer].role == "backbone" else "worker"
+            rows[peer] = msgspec.structs.replace(
+                rows[peer],
+                name=view.name,
+                role=role,
+                holdings=format_holdings(view.holdings, sites),
+                experts=view.experts,
+                calls=view.calls,
+                rows=view.rows,
+                failures=view.failures,
+                suspect=view.suspect,
+                latency_ms=round((view.p50_s or 0.0) * 1e3, 3),
+            )
+    return list(rows.values())
+
+
+def _connected(peer: str, stats: ConnectionStats, total: tuple[int, int], rates: Rates, now: float) -> PeerStatus:
+    up, down = rates.of(peer)
+    return PeerStatus(
+        peer=peer,
+        name="",
+        role="peer",
+        path=stats.path,
+        reason="the only path known",
+        rtt_ms=round((stats.rtt_s or 0.0) * 1e3, 3),
+        loss=stats.lost / max(1, stats.datagrams_out),
+        relay="",
+        up_Bps=round(up),
+        down_Bps=round(down),
+        holdings={},
+        last_seen_s=round(rates.silent_s(peer, now), 3),
+        address=format_address(stats.path_address),
+        bytes_out=total[0],
+        bytes_back=total[1],
+    )
+
+
+def unconnected(known: PeerAddress, reason: str) -> PeerStatus:
+    """A configured peer that is not there, and why."""
+    return PeerStatus(
+        peer=str(known.peer),
+        name="",
+        role="peer",
+        path="none",
+        reason=reason,
+        rtt_ms=0.0,
+        loss=0.0,
+        relay="",
+        up_Bps=0.0,
+        down_Bps=0.0,
+        holdings={},
+        last_seen_s=-1.0,
+        address=format_address(known.address),
+    )
+
+
+def site_rows(stats: Mapping[int, SiteStats], sites: Sequence[Site]) -> list[SiteStatus]:
+    """Dispatch counters per site, in graph order."""
+    return [
+        SiteStatus(
+            layer=sites[index].layer,
+            round_trips=one.calls,
+            bytes_out=one.bytes_out,
+            bytes_back=one.bytes_back,
+            wait_ms=round(one.wait_s * 1e3, 3),
+            busy_ms=round(one.longest_busy_s * 1e3, 3),
+        )
+        for index, one in sorted(stats.items())
+    ]

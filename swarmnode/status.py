@@ -1,0 +1,71 @@
+"""Frozen snapshots of a node that anything may read: the control socket, the command line, the dashboard. A leaf."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class PeerStatus(msgspec.Struct, frozen=True):
+    """One peer as this node sees it. `holdings` maps layer → expert ranges; rates are bytes per second."""
+
+    peer: str
+    name: str
+    role: str
+    path: str
+    reason: str
+    rtt_ms: float
+    loss: float
+    relay: str
+    up_Bps: float
+    down_Bps: float
+    holdings: dict[str, str]
+    last_seen_s: float
+    address: str = ""
+    experts: int = 0
+    calls: int = 0
+    rows: int = 0
+    failures: int = 0
+    suspect: bool = False
+    latency_ms: float = 0.0
+    bytes_out: int = 0
+    bytes_back: int = 0
+
+
+class SiteStatus(msgspec.Struct, frozen=True):
+    """Dispatch counters of one MoE layer since the node started (or the generation, where a difference is shown)."""
+
+    layer: int
+    round_trips: int
+    bytes_out: int
+    bytes_back: int
+    wait_ms: float
+    busy_ms: float
+
+
+class GenerationStatus(msgspec.Struct, frozen=True):
+    """What the backbone is doing."""
+
+    active: bool
+    tokens: int
+    tokens_per_s: float
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    """One node. `memory` is the process's resident bytes; `holdings` maps layer → expert ranges."""
+
+    peer: str
+    name: str
+    version: str
+    role: str
+    nat: str
+    addresses: list[str]
+    relays: list[str]
+    model: str
+    holdings: dict[str, str]
+    memory: int
+    uptime_s: float
+    peers: list[PeerStatus]
+    sites: list[SiteStatus] = []
+    generation: GenerationStatus = GenerationStatus(False, 0, 0.0)
+    served_calls: int = 0
+    served_rows: int = 0

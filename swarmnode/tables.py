@@ -1,0 +1,134 @@
+"""What the command line shows people: rich tables, a progress bar, numbers with units. Data stays JSON elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+_PIPE_WIDTH = 200  # columns where output is no terminal: nothing is cut there
+
+Row = Mapping[str, Any]  # decoded JSON, as it came over the control channel
+
+
+def human_bytes(n: float) -> str:
+    """1.3 GB, decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(n) < 1000:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} TB"
+
+
+def console_for_data() -> Console:
+    """Standard output; wide where it is no terminal, so that nothing is cut for a script that reads it."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    return console
+
+
+def show(table: Table) -> None:
+    """Print to standard output."""
+    console_for_data().print(table)
+
+
+def peers_table(peers: Sequence[Row]) -> Table:
+    """One row per peer, in 80 columns."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+    for name in ("peer", "name", "role", "path"):
+        table.add_column(name, no_wrap=True)
+    for name in ("RTT ms", "call ms", "experts", "rows"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("why")
+    for p in peers:
+        table.add_row(
+            p["peer"][:8],
+            p["name"],
+            p["role"] + (" ?" if p["suspect"] else ""),
+            p["path"],
+            f"{p['rtt_ms']:.1f}",
+            f"{p['latency_ms']:.1f}",
+            str(p["experts"]),
+            str(p["rows"]),
+            p["reason"],
+        )
+    return table
+
+
+def node_table(status: Row) -> Table:
+    """A node's own facts, then its peers in short."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    held = ", ".join(f"layer {layer}: {ids}" for layer, ids in status["holdings"].items())
+    rows = {
+        "node": f"{status['name']} ({status['role']}), version {status['version']}",
+        "peer id": status["peer"],
+        "addresses": ", ".join(status["addresses"]),
+        "model": status["model"],
+        "holdings": held or "none",
+        "memory": human_bytes(status["memory"]),
+        "up for": f"{status['uptime_s']:.0f} s",
+        "peers": f"{len(status['peers'])}",
+        "served": f"{status['served_calls']} calls, {status['served_rows']} rows",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def print_rows(result: Mapping[str, Any], *, as_json: bool) -> None:
+    """A benchmark's result: JSON, or its facts and a table of its rows."""
+    if as_json:
+        print(json.dumps(result))
+        return
+    console = console_for_data()
+    for key, value in result.items():
+        if key != "rows":
+            console.print(f"{key}: {value}")
+    rows: Sequence[Row] = result["rows"]
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column, value in rows[0].items():
+        table.add_column(column, justify="right" if isinstance(value, int | float) else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*("" if v is None else f"{v:.7g}" if isinstance(v, float) else str(v) for v in row.values()))
+    console.print(table)
+
+
+class ProgressBar:
+    """Stages with bytes done, rate and time left; silent where standard error is no terminal or it is disabled."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not enabled or not console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> ProgressBar:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        """Report a stage; the first call makes its bar."""
+        if stage not in self._tasks:
+            self._tasks[stage] = self._bar.add_task(stage, total=total)
+        self._bar.update(self._tasks[stage], completed=done, total=total)

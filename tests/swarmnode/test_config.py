@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swarmnode.config import PeerAddress, build_config, format_address, parse_address
+from swarmnode.errors import UsageError
+from transport.identity import Identity
+
+PEER = Identity.generate(bytes(32)).peer_id
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(
+        f'model = "a.gguf"\nexperts = "1/2"\nthreads = 3\nmode = "partial"\nwire = "f16"\nopen = true\n'
+        f'listen = "[::]:4433"\npeers = ["{PEER}@10.0.0.1:4433"]\nemulate = "rtt=10ms"\n'
+    )
+    config = build_config({"threads": 5, "experts": None, "peers": []}, file, state_dir=tmp_path)
+    assert (config.threads, config.experts, config.mode, config.wire, config.open) == (5, "1/2", "partial", "f16", True)
+    assert config.role == "worker"
+    assert config.listen == ("::", 4433)
+    assert config.peers == (PeerAddress(PEER, ("10.0.0.1", 4433)),)
+    assert config.transport.emulation is not None
+    assert config.transport.emulation.rtt == 0.01
+
+
+def test_roles() -> None:
+    def config(**given: object):  # type: ignore[no-untyped-def]
+        return build_config({"model": "m", **given}, None, state_dir=Path())
+
+    assert config().is_backbone
+    assert not config().is_worker
+    assert config(experts="all").is_worker
+    assert not config(experts="all").is_backbone
+    both = config(experts="all", role="both")
+    assert both.is_worker
+    assert both.is_backbone
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model = 3\nthreads = 'x'", "--threads x"),
+        ("color = 'red'", "unknown key color"),
+        ("model = ", "cannot be read as TOML"),
+        ("model = 'm'\npeers = 'p'", "peers is a list"),
+        ("model = 'm'\nopen = 1", "open is true or false"),
+        ("model = 'm'\nmode = 'fast'", "mode is exact or partial"),
+    ],
+)
+def test_files_that_cannot_be_meant(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        build_config({}, file, state_dir=tmp_path)
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:4433", "[::1]:0", "example.org:65535"])
+def test_addresses_round_trip(text: str) -> None:
+    assert format_address(parse_address(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":80", "host:65536", "::1:80", "host:-1", "host:8o"])
+def test_bad_addresses(text: str) -> None:
+    with pytest.raises(UsageError, match="HOST:PORT"):
+        parse_address(text)
+
+
+def test_peer_text() -> None:
+    text = f"{PEER}@127.0.0.1:9"
+    assert str(PeerAddress.parse(text)) == text
+    for bad in ("x", "@1:1", f"{PEER}", f"{PEER}@", f"{str(PEER)[:-1]}@1.1.1.1:1", f"{'a' * 56}@1.1.1.1:1"):
+        with pytest.raises(UsageError):
+            PeerAddress.parse(bad)
