@@ -1,0 +1,198 @@
+"""What dispatching one MoE layer costs on loopback, and where the time goes.
+
+Worker processes as `swarmnode up` starts them; the backbone's parts (llama.cpp, hook, client, endpoint) in this process
+so that the hook can be timed. `total` runs from the hook's first touch of x to the answer standing in the graph; less
+the kernel time it is the cost of dispatch, an upper bound: the shared expert runs inside `total`, and with W workers
+only kernel ÷ W is taken off, as if they shared the work evenly.
+
+    hook     copying x, ids and weights out, submitting, and writing the rows back
+    engine   the busiest worker's engine call, kernels included
+    path     the rest: two threads woken, encode, QUIC both ways, the worker's queue, decode, the sum
+
+Called by `swarmnode bench dispatch` and `python -m swarmnode.bench.dispatch`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from swarmnode.backbone.graph_trace import GraphPlan, SitePlan
+from swarmnode.backbone.hook import EvalHook
+from swarmnode.backbone.llama import LlamaContext, LlamaModel
+from swarmnode.backbone.session import GenerateRequest, Session
+from swarmnode.bench.clients import attached_client
+from swarmnode.bench.local_graph import LocalGraph
+from swarmnode.compute.expert_bank import ExpertBank
+from swarmnode.demo import MODEL, PROMPT
+from swarmnode.dispatch.client import ExpertClient
+from swarmnode.dispatch.options import DispatchOptions
+from swarmnode.local_swarm import LocalSwarm
+from swarmnode.model.random_model import RandomModel, write_random_model
+from swarmnode.model.source_bank import SourceBank
+from swarmnode.onboard import ModelPack, onboard, trace_model
+
+# The layer shape of Qwen3.5-122B (d 3072, experts of 1024, top-8) with 32 experts, so that it fits anywhere.
+LARGE = RandomModel(
+    d_model=3072,
+    n_layers=1,
+    n_ff_expert=1024,
+    n_expert=32,
+    n_used=8,
+    expert_types={"gate": "Q4_K", "up": "Q4_K", "down": "Q6_K"},
+    dense_type="Q8_0",
+    n_ff_shared=1024,
+    head_size=128,
+)
+_WARM_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row: how many workers, what comes back, how."""
+
+    workers: int
+    mode: Literal["exact", "partial"]
+    wire: Literal["f32", "f16"]
+
+
+CASES = (Case(1, "exact", "f32"), Case(3, "exact", "f32"), Case(1, "partial", "f16"), Case(3, "partial", "f16"))
+
+
+class TimedHook(EvalHook):
+    """Notes when each site's call began and ended on the decode thread (microseconds)."""
+
+    def __init__(self, plan: GraphPlan, client: ExpertClient) -> None:
+        super().__init__(plan, client)
+        self._client_of_stats = client
+        self._busy_before = 0.0
+        self._began: dict[int, tuple[float, float]] = {}
+        self.rows: list[tuple[int, float, float, float]] = []  # site, total, hook, busiest worker
+
+    def _send(self, site: SitePlan) -> None:
+        self._busy_before = self._busy(site)
+        began = time.perf_counter()
+        super()._send(site)
+        self._began[site.site.index] = (began, time.perf_counter() - began)
+
+    def _put_back(self, site: SitePlan) -> None:
+        waited_before = self._waited(site)
+        began = time.perf_counter()
+        super()._put_back(site)
+        ended = time.perf_counter()
+        start, sending = self._began[site.site.index]
+        putting = ended - began - (self._waited(site) - waited_before)
+        busy = self._busy(site) - self._busy_before
+        self.rows.append((site.site.index, (ended - start) * 1e6, (sending + putting) * 1e6, busy * 1e6))
+
+    def _busy(self, site: SitePlan) -> float:
+        return self._client_of_stats.site_stats()[site.site.index].longest_busy_s
+
+    def _waited(self, site: SitePlan) -> float:
+        return self._client_of_stats.site_stats()[site.site.index].wait_s
+
+
+def run(quick: bool = False) -> dict[str, Any]:
+    """Measure; medians in microseconds per layer and decode step. Starts and ends processes of this machine."""
+    return asyncio.run(_run(quick))
+
+
+async def _run(quick: bool) -> dict[str, Any]:
+    steps = 24 if quick else 120
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as name:
+        folder = Path(name)
+        models = {"demo: d 256, ff 256, top 4, Q4_K": MODEL}
+        if not quick:
+            write_random_model(LARGE, folder / "large.gguf")
+            models["layer: d 3072, ff 1024, top 8, Q4_K"] = folder / "large.gguf"
+        for number, (label, model) in enumerate(models.items()):
+            pack = onboard(model, folder / f"pack-{number}")
+            kernel = _kernel_us(pack)
+            for case in CASES:
+                at = folder / f"{number}-{case.workers}-{case.mode}"
+                rows.append({"model": label, **await _measure(pack, case, at, steps, kernel)})
+    return {"machine": f"{platform.machine()}, {platform.python_version()}, loopback", "rows": rows}
+
+
+async def _measure(pack: ModelPack, case: Case, folder: Path, steps: int, kernel_us: float) -> dict[str, Any]:
+    options = DispatchOptions(mode=case.mode, wire_out=case.wire, wire_back=case.wire)
+    async with LocalSwarm(folder, pack.path) as swarm:
+        await swarm.start_workers([f"{i + 1}/{case.workers}" for i in range(case.workers)])
+        async with attached_client(pack, swarm.workers, options) as client:
+            timings = await asyncio.to_thread(_decode, pack, client, steps)
+    sites = len(pack.manifest.sites)
+    timings = timings[_WARM_STEPS * sites :]
+    total, hook, busy = (statistics.median(t[i] for t in timings) for i in (1, 2, 3))
+    return {
+        "workers": case.workers,
+        "mode": case.mode,
+        "wire": case.wire,
+        "total_us": round(total),
+        "kernel_us": round(kernel_us),
+        "overhead_us": round(total - kernel_us / case.workers),
+        "hook_us": round(hook),
+        "engine_us": round(busy),
+        "path_us": round(total - hook - busy),
+        "n": len(timings),
+    }
+
+
+def _decode(pack: ModelPack, client: ExpertClient, steps: int) -> list[tuple[int, float, float, float]]:
+    """Greedy steps on the pack's backbone; the prompt's own calls are left out."""
+    model = LlamaModel(pack.backbone, remote_experts=True)
+    plan = trace_model(model, {t.name: t.ne for t in pack.manifest.tensors})
+    hook = TimedHook(plan, client)
+    context = LlamaContext(model, n_context=512, n_batch=256, threads=1, callback=hook)
+    session = Session(model, context, hook)
+    try:
+        session.generate(GenerateRequest(prompt=PROMPT[:60], max_tokens=steps + _WARM_STEPS + 1))
+    finally:
+        session.close()
+    return hook.rows[len(pack.manifest.sites) :]
+
+
+def _kernel_us(pack: ModelPack, repetitions: int = 200) -> float:
+    """Median time of ggml's own graph for one token's experts of the first site, in this process."""
+    manifest = pack.manifest
+    assert pack.source is not None
+    source = SourceBank(pack.source, manifest)
+    site = manifest.sites[0]
+    bank = ExpertBank([site], {site.index: source.stacked(site.index)})
+    graph = LocalGraph(bank.sites[site.index], 1, bank.device)
+    rng = np.random.default_rng(0)
+    times = []
+    try:
+        for _ in range(repetitions):
+            ids = rng.choice(site.n_expert, (1, site.n_used), replace=False).astype(np.int32)
+            graph.set_inputs(rng.standard_normal((1, site.d_in), dtype=np.float32), ids)
+            began = time.perf_counter()
+            graph.compute()
+            times.append((time.perf_counter() - began) * 1e6)
+    finally:
+        graph.close()
+        bank.close()
+    return statistics.median(times)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m swarmnode.bench.dispatch [--quick]`."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    print(json.dumps(run(quick=parser.parse_args(arguments).quick), indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
