@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +26,6 @@ from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.backbone.runner import GenerationRunner
 from swarmnode.backbone.session import GenerateRequest, GenerateResult, Session
 from swarmnode.compute.engine import ExpertEngine
-from swarmnode.compute.engine_api import Engine
 from swarmnode.compute.expert_bank import ExpertBank
 from swarmnode.compute.ggml import engine_build
 from swarmnode.compute.recipe import recipes_hash
@@ -99,7 +98,7 @@ class Node:
         self.runner: GenerationRunner | None = None
         self._links: PeerLinks | None = None
         self._adopted: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._held: Mapping[int, tuple[int, ...]] = {}
+        self._engine: ExpertEngine | None = None
 
     @property
     def address(self) -> str:
@@ -123,11 +122,10 @@ class Node:
         self.pack = await asyncio.to_thread(resolve_pack, config.model, self.emit)
         manifest = self.pack.manifest
         key = ModelKey(manifest.model_hash, recipes_hash(manifest.sites), engine_build(), manifest.name)
-        engine: Engine | None = None
+        engine = None
         if config.is_worker:
-            engine = await asyncio.to_thread(self._worker_engine)
+            engine = self._engine = await asyncio.to_thread(self._worker_engine)
             self._closing(engine.close)
-            self._held = engine.holdings
         self.endpoint = await Endpoint.bind(identity, config.transport, listen=config.listen, admit=self._admit)
         self._cleanup.append(self.endpoint.close)
         self._cleanup.append(self._end_tasks)
@@ -177,7 +175,7 @@ class Node:
 
     # ---- worker
 
-    def _worker_engine(self) -> Engine:
+    def _worker_engine(self) -> ExpertEngine:
         """Fill this node's slices from the source, then map them into an engine."""
         config, manifest = self.config, self.pack.manifest
         assert config.experts is not None
@@ -217,7 +215,7 @@ class Node:
         self._closing(session.close)
         self._cleanup.append(self.runner.close)
 
-    def _local_engine(self) -> Engine | None:
+    def _local_engine(self) -> ExpertEngine | None:
         """The backbone's own copy of all experts, mapped and untouched until it is needed."""
         source = self.config.source or self.pack.source
         if not self.config.local_experts or source is None:
@@ -359,7 +357,7 @@ class Node:
             addresses=[format_address(self.endpoint.address)] if started else [],
             relays=[],
             model=pack.manifest.name if pack is not None else str(config.model),
-            holdings=format_holdings(self._held, sites),
+            holdings=format_holdings(self._engine.holdings, sites) if self._engine is not None else {},
             memory=psutil.Process().memory_info().rss,
             uptime_s=round(time.monotonic() - self._started, 3),
             peers=self._peers() if started else [],
@@ -367,6 +365,8 @@ class Node:
             generation=self._generation(),
             served_calls=worker.calls if worker is not None else 0,
             served_rows=worker.pairs if worker is not None else 0,
+            served_busy_ms=round(worker.busy_s * 1e3, 3) if worker is not None else 0.0,
+            served_kernel_ms=round(self._engine.kernel_s * 1e3, 3) if self._engine is not None else 0.0,
         )
 
     def _generation(self) -> GenerationStatus:

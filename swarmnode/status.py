@@ -51,7 +51,10 @@ class GenerationStatus(msgspec.Struct, frozen=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """One node. `memory` is the process's resident bytes; `holdings` maps layer → expert ranges."""
+    """One node. `memory` is the process's resident bytes; `holdings` maps layer → expert ranges.
+
+    `served_…` is what it has computed for others; of the engine's busy time `served_kernel_ms` is ggml's own.
+    """
 
     peer: str
     name: str
@@ -69,3 +72,5 @@ class NodeStatus(msgspec.Struct, frozen=True):
     generation: GenerationStatus = GenerationStatus(False, 0, 0.0)
     served_calls: int = 0
     served_rows: int = 0
+    served_busy_ms: float = 0.0
+    served_kernel_ms: float = 0.0

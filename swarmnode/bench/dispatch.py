@@ -1,13 +1,14 @@
 """What dispatching one MoE layer costs on loopback, and where the time goes.
 
 Worker processes as `swarmnode up` starts them; the backbone's parts (llama.cpp, hook, client, endpoint) in this process
-so that the hook can be timed. `total` runs from the hook's first touch of x to the answer standing in the graph; less
-the kernel time it is the cost of dispatch, an upper bound: the shared expert runs inside `total`, and with W workers
-only kernel ÷ W is taken off, as if they shared the work evenly.
+so that the hook can be timed. `total` runs from the hook's first touch of x to the answer standing in the graph; the
+shared expert runs inside it.
 
-    hook     copying x, ids and weights out, submitting, and writing the rows back
-    engine   the busiest worker's engine call, kernels included
-    path     the rest: two threads woken, encode, QUIC both ways, the worker's queue, decode, the sum
+    overhead   total − kernel: what dispatch costs
+    kernel     ggml's own compute in the worker process, mean per call of the slowest worker
+    hook       copying x, ids and weights out, submitting, adding up and writing the rows back
+    engine     the busiest worker's engine call, kernels included
+    path       the rest: threads woken, encode, QUIC both ways, decode
 
 Called by `swarmnode bench dispatch` and `python -m swarmnode.bench.dispatch`.
 """
@@ -26,21 +27,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from swarmnode.backbone.graph_trace import GraphPlan, SitePlan
 from swarmnode.backbone.hook import EvalHook
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
-from swarmnode.backbone.session import GenerateRequest, Session
+from swarmnode.backbone.session import Session
 from swarmnode.bench.clients import attached_client
-from swarmnode.bench.local_graph import LocalGraph
-from swarmnode.compute.expert_bank import ExpertBank
-from swarmnode.demo import MODEL, PROMPT
+from swarmnode.control import request_one
+from swarmnode.demo import MODEL
 from swarmnode.dispatch.client import ExpertClient
 from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.local_swarm import LocalSwarm
 from swarmnode.model.random_model import RandomModel, write_random_model
-from swarmnode.model.source_bank import SourceBank
 from swarmnode.onboard import ModelPack, onboard, trace_model
 
 # The layer shape of Qwen3.5-122B (d 3072, experts of 1024, top-8) with 32 experts, so that it fits anywhere.
@@ -119,29 +116,30 @@ async def _run(quick: bool) -> dict[str, Any]:
             models["layer: d 3072, ff 1024, top 8, Q4_K"] = folder / "large.gguf"
         for number, (label, model) in enumerate(models.items()):
             pack = onboard(model, folder / f"pack-{number}")
-            kernel = _kernel_us(pack)
             for case in CASES:
                 at = folder / f"{number}-{case.workers}-{case.mode}"
-                rows.append({"model": label, **await _measure(pack, case, at, steps, kernel)})
+                rows.append({"model": label, **await _measure(pack, case, at, steps)})
     return {"machine": f"{platform.machine()}, {platform.python_version()}, loopback", "rows": rows}
 
 
-async def _measure(pack: ModelPack, case: Case, folder: Path, steps: int, kernel_us: float) -> dict[str, Any]:
+async def _measure(pack: ModelPack, case: Case, folder: Path, steps: int) -> dict[str, Any]:
     options = DispatchOptions(mode=case.mode, wire_out=case.wire, wire_back=case.wire)
     async with LocalSwarm(folder, pack.path) as swarm:
         await swarm.start_workers([f"{i + 1}/{case.workers}" for i in range(case.workers)])
         async with attached_client(pack, swarm.workers, options) as client:
+            await asyncio.to_thread(_decode, pack, client, _WARM_STEPS)
+            before = await _served(swarm)
             timings = await asyncio.to_thread(_decode, pack, client, steps)
-    sites = len(pack.manifest.sites)
-    timings = timings[_WARM_STEPS * sites :]
+            served = zip(before, await _served(swarm), strict=True)
+    kernel = max((after[1] - start[1]) / max(1, after[0] - start[0]) for start, after in served)
     total, hook, busy = (statistics.median(t[i] for t in timings) for i in (1, 2, 3))
     return {
         "workers": case.workers,
         "mode": case.mode,
         "wire": case.wire,
         "total_us": round(total),
-        "kernel_us": round(kernel_us),
-        "overhead_us": round(total - kernel_us / case.workers),
+        "kernel_us": round(kernel),
+        "overhead_us": round(total - kernel),
         "hook_us": round(hook),
         "engine_us": round(busy),
         "path_us": round(total - hook - busy),
@@ -150,40 +148,24 @@ async def _measure(pack: ModelPack, case: Case, folder: Path, steps: int, kernel
 
 
 def _decode(pack: ModelPack, client: ExpertClient, steps: int) -> list[tuple[int, float, float, float]]:
-    """Greedy steps on the pack's backbone; the prompt's own calls are left out."""
+    """`steps` single-token evaluations of the pack's backbone, of any tokens: what is timed does not depend on them."""
     model = LlamaModel(pack.backbone, remote_experts=True)
     plan = trace_model(model, {t.name: t.ne for t in pack.manifest.tensors})
     hook = TimedHook(plan, client)
-    context = LlamaContext(model, n_context=512, n_batch=256, threads=1, callback=hook)
+    context = LlamaContext(model, n_context=256, n_batch=8, threads=1, callback=hook)
     session = Session(model, context, hook)
     try:
-        session.generate(GenerateRequest(prompt=PROMPT[:60], max_tokens=steps + _WARM_STEPS + 1))
+        for position in range(steps):
+            session.evaluate([position % model.n_vocab], position)
     finally:
         session.close()
-    return hook.rows[len(pack.manifest.sites) :]
+    return hook.rows
 
 
-def _kernel_us(pack: ModelPack, repetitions: int = 200) -> float:
-    """Median time of ggml's own graph for one token's experts of the first site, in this process."""
-    manifest = pack.manifest
-    assert pack.source is not None
-    source = SourceBank(pack.source, manifest)
-    site = manifest.sites[0]
-    bank = ExpertBank([site], {site.index: source.stacked(site.index)})
-    graph = LocalGraph(bank.sites[site.index], 1, bank.device)
-    rng = np.random.default_rng(0)
-    times = []
-    try:
-        for _ in range(repetitions):
-            ids = rng.choice(site.n_expert, (1, site.n_used), replace=False).astype(np.int32)
-            graph.set_inputs(rng.standard_normal((1, site.d_in), dtype=np.float32), ids)
-            began = time.perf_counter()
-            graph.compute()
-            times.append((time.perf_counter() - began) * 1e6)
-    finally:
-        graph.close()
-        bank.close()
-    return statistics.median(times)
+async def _served(swarm: LocalSwarm) -> list[tuple[int, float]]:
+    """Calls and kernel microseconds of each worker so far."""
+    states = [await request_one(node.state, "status") for node in swarm.workers]
+    return [(s["status"]["served_calls"], s["status"]["served_kernel_ms"] * 1e3) for s in states]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,6 +12,7 @@ into one.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -52,12 +53,18 @@ class ExpertEngine:
         except BaseException:
             bank.release()
             raise
+        self._kernel_s = 0.0
         self._allocator: int = ggml.gallocr_new(ggml.backend_dev_buffer_type(bank.device.address))
 
     @property
     def holdings(self) -> Mapping[int, tuple[int, ...]]:
         """See `Engine.holdings`."""
         return self._bank.holdings
+
+    @property
+    def kernel_s(self) -> float:
+        """Seconds that ggml's kernels have computed so far: what a local run would have spent too."""
+        return self._kernel_s
 
     def raw_rows(self, site: int, x: F32Array, rows: I32Array, experts: I32Array) -> F32Array:
         """See `Engine.raw_rows`."""
@@ -127,7 +134,6 @@ class ExpertEngine:
 
     def _compute(self, held: HeldSite, x: F32Array, rows: I32Array, slots: SlotArray, out: F32Array) -> None:
         """Fill out (n_pairs, d_out). All arguments are checked."""
-        assert self._backend is not None
         graph = self._graph(held, len(rows), _pairs_per_row(len(x), rows))
         if graph.host is not None:
             x_end, ids_end, out_end = graph.host
@@ -136,14 +142,20 @@ class ExpertEngine:
             else:
                 np.take(x, rows, axis=0, out=x_end, mode="clip")  # "clip" writes into `out` without a copy
             ids_end[:] = slots
-            self._backend.compute(graph.graph)
+            self._run(graph.graph)
             out[:] = out_end
         else:
             gathered = np.ascontiguousarray(x if graph.per_row > 1 else x[rows])
             ggml.backend_tensor_set(graph.x, gathered.ctypes.data, 0, gathered.nbytes)
             ggml.backend_tensor_set(graph.ids, slots.ctypes.data, 0, slots.nbytes)
-            self._backend.compute(graph.graph)
+            self._run(graph.graph)
             ggml.backend_tensor_get(graph.out, out.ctypes.data, 0, out.nbytes)
+
+    def _run(self, graph: int) -> None:
+        assert self._backend is not None
+        began = time.perf_counter()
+        self._backend.compute(graph)
+        self._kernel_s += time.perf_counter() - began
 
     def _graph(self, held: HeldSite, n_pairs: int, per_row: int) -> SiteGraph:
         key = (held.site.index, n_pairs, per_row)
