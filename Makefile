@@ -13,7 +13,7 @@ export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 .PHONY: demo test lint format lock bench clean
 
 demo: $(STAMP)
-	$(BIN)/swarmnode demo
+	$(BIN)/swarmnode demo --tokens 120 --temperature 0.6 --seed 2
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests

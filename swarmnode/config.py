@@ -5,9 +5,12 @@ Precedence: a flag, then SWARMNODE_… in the environment (typer reads both), th
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
+import socket
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -141,6 +144,7 @@ def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path
     except LocalFault as error:
         raise UsageError(str(error)) from None
     source = values.get("source")
+    peers = tuple(PeerAddress.parse(str(p)) for p in values.get("peers", ()))
     return NodeConfig(
         state_dir=state_dir,
         name=str(values.get("name") or _host_name())[:64],
@@ -148,8 +152,8 @@ def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path
         model=Path(str(model)).expanduser(),
         experts=str(experts) if experts else None,
         source=Path(str(source)).expanduser() if source else None,
-        listen=parse_address(str(values.get("listen", "127.0.0.1:0"))),
-        peers=tuple(PeerAddress.parse(str(p)) for p in values.get("peers", ())),
+        listen=_listen(values.get("listen"), peers),
+        peers=peers,
         open=bool(values.get("open", False)),
         mode="exact" if mode == "exact" else "partial",
         wire="f32" if wire == "f32" else "f16",
@@ -178,6 +182,40 @@ def format_address(address: Address) -> str:
     """The inverse of `parse_address`."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback_host(host: str) -> bool:
+    """Does this name or literal mean this machine alone?"""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def reachable_host(host: str) -> str:
+    """What to tell others of a socket bound to "any address": the address of the interface with the default route.
+
+    Nothing is sent: connecting a UDP socket only asks the routing table (192.0.2.1 is reserved for documentation).
+    """
+    if host not in ("0.0.0.0", "::"):
+        return host
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        found: str = probe.getsockname()[0]
+        return found
+    return host
+
+
+def _listen(given: Any, peers: Sequence[PeerAddress]) -> Address:
+    """Where to listen: this machine only, unless told otherwise or a peer is elsewhere."""
+    elsewhere = [peer for peer in peers if not is_loopback_host(peer.address[0])]
+    if given is None:
+        return ("0.0.0.0", 0) if elsewhere else ("127.0.0.1", 0)
+    listen = parse_address(str(given))
+    if elsewhere and is_loopback_host(listen[0]):
+        where = format_address(elsewhere[0].address)
+        raise UsageError(f"--listen {given} reaches this machine only, not {where}: give --listen 0.0.0.0:0")
+    return listen
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -209,6 +247,4 @@ def _default_threads() -> int:
 
 
 def _host_name() -> str:
-    import socket  # noqa: PLC0415
-
     return socket.gethostname()

@@ -79,7 +79,9 @@ class ControlServer:
         try:
             request = _object(await asyncio.wait_for(reader.readline(), _CONNECT_TIMEOUT))
             token, op = request.pop("token", None), request.pop("op", None)
-            if not isinstance(token, str) or not hmac.compare_digest(token, self._token) or not isinstance(op, str):
+            if not isinstance(token, str) or not isinstance(op, str):
+                return
+            if not hmac.compare_digest(token.encode(), self._token.encode()):
                 return
             work = asyncio.ensure_future(self._handler(op, request, send))
             gone = asyncio.ensure_future(reader.read(1))
@@ -91,9 +93,12 @@ class ControlServer:
                 work.result()
             except SwarmnodeError as error:
                 await send({"event": "error", "kind": type(error).__name__, "message": str(error)})
+            except Exception as error:  # ours, not the client's: it is told, and the node lives on
+                message = f"internal error: {type(error).__name__}: {error}"
+                await send({"event": "error", "kind": "ControlError", "message": message})
             else:
                 await send({"event": "done"})
-        except (OSError, ValueError, asyncio.LimitOverrunError, TimeoutError):
+        except (OSError, ValueError, TimeoutError, ControlError):
             pass  # a client that broke off or never spoke the protocol
         finally:
             if work is not None and not work.done():

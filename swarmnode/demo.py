@@ -46,7 +46,7 @@ class Parser:
     def read(self):
         """Read the file and return a list of lines."""
         with open(self.filename, encoding=self.encoding) as f:
-'''
+           '''
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,9 @@ async def run_demo(options: DemoOptions, view: View) -> Json:
     """Start the swarm, generate, compare, stop. Returns the JSON shape of `demo`; raises SwarmnodeError."""
     if not 1 <= options.workers <= MAX_WORKERS:
         raise UsageError(f"--workers {options.workers}: give 1 to {MAX_WORKERS}")
-    request = GenerateRequest(prompt=options.prompt, max_tokens=options.tokens, sampling=options.sampling, digests=True)
+    request = GenerateRequest(
+        prompt=options.prompt, max_tokens=options.tokens, sampling=options.sampling, digests=True, ignore_end=True
+    )
     request.check()
     with tempfile.TemporaryDirectory(prefix="swarmnode-demo-") as name:
         folder = Path(name)

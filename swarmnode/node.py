@@ -1,6 +1,6 @@
 """The node: composes identity, endpoint, worker, backbone and control channel, and owns every task. Nothing else does.
 
-    start  identity → model pack → slices and engine → endpoint → backbone → control channel → links to peers
+    start  identity → control channel → model pack → slices and engine → endpoint → worker → backbone → links to peers
     close  the same backwards: no new work, drain, withdraw, close
 
 Events are handed to `emit` (name and fields) as they happen; the command line prints them.
@@ -10,36 +10,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
+import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import psutil
 
-from swarmnode import __version__
-from swarmnode.backbone.hook import EvalHook
-from swarmnode.backbone.llama import LlamaContext, LlamaModel
+from swarmnode import __version__, parts
 from swarmnode.backbone.runner import GenerationRunner
-from swarmnode.backbone.session import GenerateRequest, GenerateResult, Session
+from swarmnode.backbone.session import GenerateRequest, GenerateResult
 from swarmnode.compute.engine import ExpertEngine
-from swarmnode.compute.expert_bank import ExpertBank
 from swarmnode.compute.ggml import engine_build
 from swarmnode.compute.recipe import recipes_hash
-from swarmnode.config import NodeConfig, PeerAddress, default_cache_dir, format_address
+from swarmnode.config import NodeConfig, PeerAddress, format_address, is_loopback_host, reachable_host
 from swarmnode.control import ControlServer, Json, Send
 from swarmnode.dispatch.client import ExpertClient
 from swarmnode.dispatch.hello import ModelKey
 from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.dispatch.worker import ExpertWorker
-from swarmnode.errors import ControlError, DispatchError, ModelError, SwarmnodeError, UsageError
-from swarmnode.experts_spec import format_holdings, parse_experts
-from swarmnode.model.source_bank import SourceBank
-from swarmnode.model.store import SliceStore
-from swarmnode.onboard import ModelPack, onboard, trace_model
+from swarmnode.errors import Cancelled, ControlError, DispatchError, UsageError
+from swarmnode.experts_spec import format_holdings
+from swarmnode.onboard import ModelPack
 from swarmnode.peer_links import PeerLinks
 from swarmnode.rates import Rates
 from swarmnode.snapshot import peer_rows, site_rows, traffic, unconnected
@@ -49,7 +43,8 @@ from transport.endpoint import Endpoint
 from transport.errors import EndpointClosed, TransportError
 from transport.identity import Identity, PeerId
 
-DEFAULT_CONTEXT = 4096  # tokens, where the model was trained for more
+T = TypeVar("T")
+
 WRONG_LANE = 1  # close code: the peer does not do what the lane is for
 _RATE_INTERVAL = 1.0  # seconds between two readings of the connections' counters
 
@@ -60,31 +55,22 @@ def dispatch_lane(caller: PeerId) -> str:
     return f"dispatch:{caller.short}"
 
 
-class Emit(Protocol):
-    """Takes an event: its name and fields."""
-
-    def __call__(self, event: str, **fields: Any) -> None:
-        """Must not block."""
+def _close(part: Closable | None) -> None:
+    if part is not None:
+        part.close()
 
 
-def resolve_pack(model: Path, emit: Emit) -> ModelPack:
-    """The pack that `--model` means: a pack folder, or one made (and kept in the cache) from a GGUF."""
-    if model.is_dir():
-        return ModelPack.open(model)
-    if not model.is_file():
-        raise ModelError(f"{model}: no such file: give a GGUF or a model pack made by swarmnode onboard")
-    key = hashlib.sha256(str(model.resolve()).encode()).hexdigest()[:12]
+class Closable(Protocol):
+    """A part that holds something."""
 
-    def progress(stage: str, done: int, total: int) -> None:
-        emit("onboard", stage=stage, done=done, total=total)
-
-    return onboard(model, default_cache_dir() / "packs" / f"{model.stem[:60]}-{key}", progress)
+    def close(self) -> None:
+        """Let it go."""
 
 
 class Node:
     """One running node. Use from one event loop: `start`, then `close`, in every case."""
 
-    def __init__(self, config: NodeConfig, emit: Emit) -> None:
+    def __init__(self, config: NodeConfig, emit: parts.Report) -> None:
         self.config = config
         self.emit = emit
         self._started = time.monotonic()
@@ -99,11 +85,13 @@ class Node:
         self._links: PeerLinks | None = None
         self._adopted: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._engine: ExpertEngine | None = None
+        self._stopping = threading.Event()
 
     @property
     def address(self) -> str:
         """PEERID@HOST:PORT, what other nodes are given."""
-        return f"{self.endpoint.peer_id}@{format_address(self.endpoint.address)}"
+        host, port = self.endpoint.address
+        return f"{self.endpoint.peer_id}@{format_address((reachable_host(host), port))}"
 
     async def start(self) -> None:
         """Bring everything up, or close what was started and raise the first error."""
@@ -119,18 +107,18 @@ class Node:
         control = ControlServer(config.state_dir, self._on_control)
         await control.start()
         self._cleanup.append(control.close)
-        self.pack = await asyncio.to_thread(resolve_pack, config.model, self.emit)
+        self.pack = await self._in_thread(lambda: parts.resolve_pack(config.model, self._report))
         manifest = self.pack.manifest
         key = ModelKey(manifest.model_hash, recipes_hash(manifest.sites), engine_build(), manifest.name)
-        engine = None
         if config.is_worker:
-            engine = self._engine = await asyncio.to_thread(self._worker_engine)
-            self._closing(engine.close)
+            made = await self._in_thread(lambda: parts.WorkerParts(config, self.pack, self._report), _close)
+            self._closing(made.close)
+            self._engine = made.engine
         self.endpoint = await Endpoint.bind(identity, config.transport, listen=config.listen, admit=self._admit)
         self._cleanup.append(self.endpoint.close)
         self._cleanup.append(self._end_tasks)
-        if engine is not None:
-            self.worker = ExpertWorker(engine, manifest.sites, model=key, name=config.name)
+        if self._engine is not None:
+            self.worker = ExpertWorker(self._engine, manifest.sites, model=key, name=config.name)
             self._cleanup.append(self.worker.close)
         if config.is_backbone:
             await self._start_backbone(key)
@@ -141,14 +129,47 @@ class Node:
         self._task(self._sample_rates(), "rates")
         self.emit("ready", peer=str(self.endpoint.peer_id), address=self.address, role=config.role, model=manifest.name)
 
+    async def _start_backbone(self, key: ModelKey) -> None:
+        config, pack = self.config, self.pack
+        local = await self._in_thread(lambda: parts.local_engine(config, pack), _close)
+        if local is not None:
+            self._closing(local.close)
+        options = DispatchOptions(mode=config.mode, wire_out=config.wire, wire_back=config.wire)
+        client = ExpertClient(pack.manifest.sites, model=key, options=options, local=local, node=config.name)
+        self.client = client
+        self._cleanup.append(client.close)
+        session = await self._in_thread(lambda: parts.load_session(config, pack, client, self._report), _close)
+        self.runner = GenerationRunner(session)
+        self._closing(session.close)
+        self._cleanup.append(self.runner.close)
+
     async def close(self) -> None:
         """End everything in the reverse order of starting. Safe to call twice."""
+        self._stopping.set()
         while self._cleanup:
             step = self._cleanup.pop()
             try:
                 await step()
-            except (SwarmnodeError, TransportError, OSError) as error:
-                self.emit("close-problem", error=str(error))
+            except Exception as error:  # the other steps must be taken all the same
+                self.emit("close-problem", error=f"{type(error).__name__}: {error}")
+
+    def _report(self, event: str, **fields: Any) -> None:
+        """Progress of a part that is being made, from its thread; ends the making when the node is stopping."""
+        if self._stopping.is_set():
+            raise Cancelled("the node is stopping")
+        self.emit(event, **fields)
+
+    async def _in_thread(self, make: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
+        """Run blocking work. A thread cannot be ended: when cancelled, have it stop at its next report and undo it."""
+        making = asyncio.ensure_future(asyncio.to_thread(make))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            self._stopping.set()
+            await asyncio.wait({making})
+            if making.exception() is None and undo is not None:
+                await asyncio.to_thread(undo, making.result())
+            raise
 
     def _closing(self, close: Callable[[], None]) -> None:
         async def step() -> None:
@@ -173,92 +194,11 @@ class Node:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # ---- worker
-
-    def _worker_engine(self) -> ExpertEngine:
-        """Fill this node's slices from the source, then map them into an engine."""
-        config, manifest = self.config, self.pack.manifest
-        assert config.experts is not None
-        wanted = parse_experts(config.experts, manifest.sites)
-        if not wanted:
-            raise UsageError(f"--experts {config.experts}: that is no expert at all")
-        store = SliceStore(config.state_dir / "slices" / manifest.model_hash[:16], manifest)
-        try:
-            missing = store.missing(wanted)
-            if missing:
-                source = config.source or self.pack.source
-                if source is None:
-                    raise ModelError(
-                        f"{self.pack.path}: its GGUF is not on this machine any more: give --source MODEL.gguf"
-                    )
-                store.fill_from_source(source, wanted, lambda done, total: self.emit("slices", done=done, total=total))
-            stacked = {site.index: store.stacked(site.index) for site in manifest.sites if site.index in wanted}
-            bank = ExpertBank(manifest.sites, stacked)
-            self._closing(store.close)
-        except BaseException:
-            store.close()
-            raise
-        return ExpertEngine(bank, threads=config.threads)
-
-    # ---- backbone
-
-    async def _start_backbone(self, key: ModelKey) -> None:
-        config, manifest = self.config, self.pack.manifest
-        local = await asyncio.to_thread(self._local_engine)
-        if local is not None:
-            self._closing(local.close)
-        options = DispatchOptions(mode=config.mode, wire_out=config.wire, wire_back=config.wire)
-        self.client = ExpertClient(manifest.sites, model=key, options=options, local=local, node=config.name)
-        self._cleanup.append(self.client.close)
-        session = await asyncio.to_thread(self._load_session, self.client)
-        self.runner = GenerationRunner(session)
-        self._closing(session.close)
-        self._cleanup.append(self.runner.close)
-
-    def _local_engine(self) -> ExpertEngine | None:
-        """The backbone's own copy of all experts, mapped and untouched until it is needed."""
-        source = self.config.source or self.pack.source
-        if not self.config.local_experts or source is None:
-            return None
-        manifest = self.pack.manifest
-        bank = SourceBank(source, manifest)
-        stacked = {site.index: bank.stacked(site.index) for site in manifest.sites}
-        return ExpertEngine(ExpertBank(manifest.sites, stacked), threads=self.config.threads)
-
-    def _load_session(self, client: ExpertClient) -> Session:
-        config, manifest = self.config, self.pack.manifest
-        model = LlamaModel(
-            self.pack.backbone,
-            remote_experts=True,
-            gpu_layers=config.gpu_layers,
-            progress=lambda done: self.emit("load", done=done),
-        )
-        plan = trace_model(model, {tensor.name: tensor.ne for tensor in manifest.tensors})
-        traced = recipes_hash([site.site for site in plan.sites])
-        if traced != recipes_hash(manifest.sites):
-            raise ModelError(
-                f"{self.pack.path}: this llama.cpp builds another graph than the pack was made with; "
-                "run swarmnode onboard again"
-            )
-        hook = EvalHook(plan, client)
-        context = LlamaContext(
-            model,
-            n_context=config.context or min(model.n_context_trained, DEFAULT_CONTEXT),
-            n_batch=config.batch,
-            threads=config.threads,
-            callback=hook,
-        )
-
-        def round_trips() -> int:
-            return sum(stats.calls for stats in client.site_stats().values())
-
-        return Session(model, context, hook, round_trips=round_trips, release=client.cancel_all)
-
     # ---- connections
 
     def _admit(self, peer: PeerId) -> bool:
         """Everybody on a loopback address or with --open; else only peers that were named."""
-        if self.config.open or self.config.listen[0] in ("127.0.0.1", "::1", "localhost"):
+        if self.config.open or is_loopback_host(self.config.listen[0]):
             return True
         return any(known.peer == peer for known in self.config.peers)
 
@@ -307,8 +247,10 @@ class Node:
     async def _sample_rates(self) -> None:
         while True:
             now = time.monotonic()
-            for peer, (out, back) in traffic(self.endpoint.connections()).items():
+            totals = traffic(self.endpoint.connections())
+            for peer, (out, back) in totals.items():
                 self._rates.update(peer, now, out, back)
+            self._rates.keep_only(totals)
             await asyncio.sleep(_RATE_INTERVAL)
 
     # ---- control channel
@@ -327,7 +269,7 @@ class Node:
         if self.runner is None:
             raise UsageError("this node is a worker: generate on a backbone (a node started without --experts)")
         try:
-            request = msgspec.convert(arguments.get("request"), GenerateRequest)
+            request = msgspec.convert(arguments.get("request"), GenerateRequest, str_keys=True)
         except msgspec.ValidationError as error:
             raise UsageError(f"the request is not understood: {error}") from None
         stream = self.runner.stream(request)

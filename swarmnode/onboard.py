@@ -87,7 +87,8 @@ def trace_model(model: LlamaModel, expert_ne: Mapping[str, tuple[int, ...]]) -> 
 def onboard(source: Path, pack: Path, progress: Progress | None = None) -> ModelPack:
     """Make (or keep) the pack of `source` in the folder `pack`. Any part of a split GGUF names the whole.
 
-    Raises NotGguf, TruncatedFile, DenseModel, ModelError, TraceError; a pack appears whole or not at all.
+    `progress` hears of bytes; what it raises ends the work. Raises NotGguf, TruncatedFile, DenseModel, ModelError,
+    TraceError; a pack appears whole or not at all.
     """
     report = progress or (lambda _stage, _done, _total: None)
     gguf = GgufFile.open(source)
@@ -95,9 +96,8 @@ def onboard(source: Path, pack: Path, progress: Progress | None = None) -> Model
     kept = _existing(pack, gguf)
     if kept is not None:
         return kept
-    report("backbone", 0, 1)
-    info = write_backbone(gguf, pack / "backbone.gguf", remote_weights(gguf))
-    report("backbone", 1, 1)
+    remote = remote_weights(gguf)
+    info = write_backbone(gguf, pack / "backbone.gguf", remote, lambda done, total: report("backbone", done, total))
     report("trace", 0, 1)
     plan = trace_backbone(pack / "backbone.gguf", {name: tensor.ne for name, tensor in experts.items()})
     report("trace", 1, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -31,6 +32,11 @@ class Rates:
             reading.back_rate = (bytes_back - last.back) / span
             reading.heard_at = now if bytes_back > last.back else last.heard_at
         self._readings[peer] = reading
+
+    def keep_only(self, peers: Iterable[str]) -> None:
+        """Forget everybody else."""
+        kept = set(peers)
+        self._readings = {peer: reading for peer, reading in self._readings.items() if peer in kept}
 
     def of(self, peer: str) -> tuple[float, float]:
         """Bytes per second out and back, 0 where nothing is known."""

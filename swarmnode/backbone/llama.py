@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ class LlamaModel:
     """Weights and vocabulary of a GGUF.
 
     With `remote_experts` the file is a sparse backbone: its expert weights are declared, never stored and never read.
-    Raises ModelError with llama.cpp's own reason when the file cannot be loaded.
+    What `progress` (0 to 1) raises ends the loading. Raises ModelError, with llama.cpp's own reason, for a file that
+    cannot be loaded.
     """
 
     def __init__(
@@ -73,11 +75,15 @@ class LlamaModel:
         params = lib.llama_model_default_params()
         params.use_extra_bufts = False
         params.n_gpu_layers = gpu_layers
+        stopped: list[BaseException] = []
         if progress is not None:
 
             def report(done: float, _user_data: Any) -> bool:
-                progress(done)
-                return True
+                try:
+                    progress(done)
+                except BaseException as error:  # nothing may be raised through llama.cpp
+                    stopped.append(error)
+                return not stopped
 
             self._progress = lib.llama_progress_callback(report)
             params.progress_callback = self._progress
@@ -87,19 +93,26 @@ class LlamaModel:
         _log_lines.clear()
         with self._null.loading() if self._null is not None else contextlib.nullcontext():
             self._model = lib.llama_model_load_from_file(os.fsencode(path), params)
+        if stopped:
+            self.close()
+            raise stopped[0]
         if not self._model:
             raise ModelError(f"{path}: llama.cpp cannot load it: {_last_error()}")
-        self._vocab = lib.llama_model_get_vocab(self._model)
-        self.n_vocab = int(lib.llama_vocab_n_tokens(self._vocab))
+        self.n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model)))
         self.n_context_trained = int(lib.llama_model_n_ctx_train(self._model))
         self._piece_cache: dict[int, bytes] = {}
 
     @property
     def handle(self) -> Any:
         """The `llama_model *`."""
-        if self._model is None:
+        if not self._model:
             raise ComputeError(f"{self.path}: the model is closed")
         return self._model
+
+    @property
+    def vocabulary(self) -> Any:
+        """The `llama_vocab *`; it lives in the model."""
+        return self._lib.llama_model_get_vocab(self.handle)
 
     def tokenize(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; `special` adds the model's BOS where it wants one and parses special tokens."""
@@ -107,7 +120,7 @@ class LlamaModel:
         room = len(raw) + 16
         while True:
             tokens = (ctypes.c_int32 * room)()
-            n = self._lib.llama_tokenize(self._vocab, raw, len(raw), tokens, room, special, special)
+            n = self._lib.llama_tokenize(self.vocabulary, raw, len(raw), tokens, room, special, special)
             if n >= 0:
                 return list(tokens[:n])
             if -n <= room:
@@ -124,7 +137,7 @@ class LlamaModel:
         room = _PIECE_START
         while True:
             buffer = ctypes.create_string_buffer(room)
-            n = self._lib.llama_token_to_piece(self._vocab, token, buffer, room, 0, special)
+            n = self._lib.llama_token_to_piece(self.vocabulary, token, buffer, room, 0, special)
             if n >= 0:
                 break
             room = -n
@@ -135,7 +148,12 @@ class LlamaModel:
 
     def is_end(self, token: int) -> bool:
         """Does this token end a generation (EOS, end of turn)?"""
-        return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
+        return bool(self._lib.llama_vocab_is_eog(self.vocabulary, token))
+
+    @cached_property
+    def end_tokens(self) -> tuple[int, ...]:
+        """All tokens that end a generation."""
+        return tuple(token for token in range(self.n_vocab) if self.is_end(token))
 
     def chat_prompt(self, messages: Sequence[ChatMessage]) -> str:
         """The model's own chat template applied to messages; UsageError where it has none or refuses them."""
@@ -147,23 +165,23 @@ class LlamaModel:
         def text(token: int) -> str:
             return self.piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
 
-        bos = self._lib.llama_vocab_bos(self._vocab)
-        eos = self._lib.llama_vocab_eos(self._vocab)
+        bos = self._lib.llama_vocab_bos(self.vocabulary)
+        eos = self._lib.llama_vocab_eos(self.vocabulary)
         try:
             formatter = Jinja2ChatFormatter(template.decode(), eos_token=text(eos), bos_token=text(bos))
             prompt: str = formatter(messages=list(messages)).prompt
         except Exception as error:  # a template is code that came with the file
             raise UsageError(f"the model's chat template refuses these messages: {error}") from error
         first = text(bos)
-        if first and self._lib.llama_vocab_get_add_bos(self._vocab):
+        if first and self._lib.llama_vocab_get_add_bos(self.vocabulary):
             prompt = prompt.removeprefix(first)
         return prompt
 
     def close(self) -> None:
         """Free the weights. Contexts must be closed before."""
-        if self._model is not None:
+        if self._model:
             self._lib.llama_model_free(self._model)
-            self._model = None
+        self._model = None
 
 
 class LlamaContext:

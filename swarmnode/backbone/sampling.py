@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the next token is chosen. `temperature` 0 is greedy and ignores the filters below it.
 
     `top_k` 0, `top_p` 1, `min_p` 0 and penalties of 1 (repeat) or 0 (frequency, presence) switch a filter off.
-    `logit_bias` maps token ids to a number added to their logit; -inf bans a token.
+    `logit_bias` maps token ids to a number added to their logit; -100 or less bans a token for all that matters.
     """
 
     temperature: float = 0.0
@@ -57,15 +58,17 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SamplerChain:
     """llama.cpp's samplers for one generation. Free with `close`; not thread safe."""
 
-    def __init__(self, params: Sampling, n_vocab: int) -> None:
+    def __init__(self, params: Sampling, n_vocab: int, banned: Sequence[int] = ()) -> None:
+        """UsageError for parameters that cannot be meant; `banned` tokens are never chosen."""
         params.check(n_vocab)
         from llama_cpp import llama_cpp as lib  # noqa: PLC0415  (heavy: only where a model is loaded)
 
         self._lib: Any = lib
         self._chain: Any = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         add = lib.llama_sampler_chain_add
-        if params.logit_bias:
-            biases = (lib.llama_logit_bias * len(params.logit_bias))(*params.logit_bias.items())
+        bias = {**params.logit_bias, **dict.fromkeys(banned, -math.inf)}
+        if bias:
+            biases = (lib.llama_logit_bias * len(bias))(*bias.items())
             add(self._chain, lib.llama_sampler_init_logit_bias(n_vocab, len(biases), biases))
         if params.repeat_penalty != 1.0 or params.frequency_penalty or params.presence_penalty:
             penalties = lib.llama_sampler_init_penalties(

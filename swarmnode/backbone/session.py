@@ -35,7 +35,8 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to generate: a plain `prompt`, or `messages` for the model's chat template, never both.
 
-    With `digests`, every event carries the SHA-256 of the logits row its token was chosen from.
+    With `digests`, every event carries the SHA-256 of the logits row its token was chosen from. With `ignore_end` the
+    model cannot end by itself.
     """
 
     prompt: str = ""
@@ -44,6 +45,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
     digests: bool = False
+    ignore_end: bool = False
 
     def check(self) -> None:
         """Raise UsageError for what cannot be meant."""
@@ -158,7 +160,8 @@ class Session:
         """
         self._cancelled = cancelled if cancelled is not None else threading.Event()
         prompt = self.prompt_tokens(request)
-        sampler = SamplerChain(request.sampling, self.model.n_vocab)
+        banned = self.model.end_tokens if request.ignore_end else ()
+        sampler = SamplerChain(request.sampling, self.model.n_vocab, banned)
         try:
             return self._run(request, prompt, sampler, on_token, on_logits)
         finally:

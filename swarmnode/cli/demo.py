@@ -45,11 +45,11 @@ def demo(
         quic=quic,
     )
     console = Console()
-    with demo_view.SilentView() if as_json else demo_view.LiveView(console) as view:
+    with demo_view.SilentView() if as_json else demo_view.LiveView(console, options.prompt) as view:
         report = asyncio.run(rooms.run_demo(options, view))
     if as_json:
         print(json.dumps(report))
     else:
-        demo_view.verdict(console, report, options.mode)
+        demo_view.verdict(console, options.prompt, report, options.mode)
     if options.mode == "exact" and not report["identical"]:
         raise typer.Exit(1)

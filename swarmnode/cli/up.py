@@ -21,7 +21,12 @@ def up(
     ] = None,
     peer: Annotated[list[str] | None, typer.Option(help="PEERID@HOST:PORT of another node; repeat for more.")] = None,
     listen: Annotated[
-        str | None, typer.Option(envvar="SWARMNODE_LISTEN", help="UDP address to bind.", show_default="127.0.0.1:0")
+        str | None,
+        typer.Option(
+            envvar="SWARMNODE_LISTEN",
+            help="UDP address to bind.",
+            show_default="127.0.0.1:0, or 0.0.0.0:0 with a --peer elsewhere",
+        ),
     ] = None,
     open_: Annotated[
         bool | None, typer.Option("--open", help="Accept every peer, not only those named with --peer.")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,9 @@ def remote_weights(gguf: GgufFile) -> set[str]:
     return {name for name, tensor in tensors.items() if name.endswith(".weight") and len(tensor.ne) == 3}
 
 
-def write_backbone(gguf: GgufFile, out: Path, remote: set[str]) -> BackboneInfo:
+def write_backbone(
+    gguf: GgufFile, out: Path, remote: set[str], progress: Callable[[int, int], None] | None = None
+) -> BackboneInfo:
     """Write the backbone file of `gguf` to `out`, whole or not at all, without the `remote` weights.
 
     Raises ManifestMismatch for a remote name that is no expert weight of this model, TruncatedFile where
@@ -65,6 +68,7 @@ def write_backbone(gguf: GgufFile, out: Path, remote: set[str]) -> BackboneInfo:
     pairs = [gguf.metadata.raw(key) for key in gguf.metadata if not key.startswith("split.")]
     header = encode_header(pairs, infos + hole_infos, gguf.alignment)
 
+    total = sum(tensor.n_bytes for tensor in kept)
     digest = hashlib.sha256(header)
     data_bytes = len(header)
     with SourceReader(gguf.paths) as reader, atomic_writer(out) as file:
@@ -73,6 +77,8 @@ def write_backbone(gguf: GgufFile, out: Path, remote: set[str]) -> BackboneInfo:
             for chunk in reader.chunks(tensor.file, tensor.offset, tensor.n_bytes):
                 file.write(chunk)
                 digest.update(chunk)
+                if progress is not None:
+                    progress(reader.bytes_read, total)
             padding = bytes(padded(tensor.n_bytes, gguf.alignment) - tensor.n_bytes)
             file.write(padding)
             digest.update(padding)

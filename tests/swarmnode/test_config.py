@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.config import PeerAddress, build_config, format_address, parse_address
+from swarmnode.config import PeerAddress, build_config, format_address, parse_address, reachable_host
 from swarmnode.errors import UsageError
 from transport.identity import Identity
 
@@ -66,6 +66,23 @@ def test_addresses_round_trip(text: str) -> None:
 def test_bad_addresses(text: str) -> None:
     with pytest.raises(UsageError, match="HOST:PORT"):
         parse_address(text)
+
+
+def test_where_to_listen_follows_where_the_peers_are() -> None:
+    def listen(*peers: str, given: str | None = None) -> tuple[str, int]:
+        flags = {"model": "m", "listen": given, "peers": [f"{PEER}@{peer}" for peer in peers]}
+        return build_config(flags, None, state_dir=Path()).listen
+
+    assert listen() == listen("127.0.0.1:9", "[::1]:9") == ("127.0.0.1", 0)
+    assert listen("127.0.0.1:9", "10.0.0.1:9") == ("0.0.0.0", 0)
+    assert listen("10.0.0.1:9", given="[::]:4433") == ("::", 4433)
+    with pytest.raises(UsageError, match=r"reaches this machine only, not 10\.0\.0\.1:9"):
+        listen("10.0.0.1:9", given="127.0.0.1:0")
+
+
+def test_what_others_are_told_of_any_address() -> None:
+    assert reachable_host("10.1.2.3") == "10.1.2.3"
+    assert reachable_host("0.0.0.0") != ""
 
 
 def test_peer_text() -> None:

@@ -27,6 +27,8 @@ class Node:
             raise CallFailed("layer 3: no answer")
         elif op == "nobody":
             raise NobodyHolds(3, [5, 4])
+        elif op == "bug":
+            raise ZeroDivisionError("oh")
         elif op == "forever":
             await send({"event": "tick"})
             self.started.set()
@@ -61,7 +63,15 @@ async def test_the_announcement_is_private(tmp_path: Path, node: Node) -> None:
         assert stat.S_IMODE((tmp_path / "control.json").stat().st_mode) == 0o600
 
 
+async def test_a_fault_of_ours_is_told_and_the_node_lives_on(tmp_path: Path, node: Node) -> None:
+    with pytest.raises(ControlError, match="internal error: ZeroDivisionError: oh"):
+        await request_one(tmp_path, "bug")
+    assert (await request_one(tmp_path, "echo"))["event"] == "echo"
+
+
 async def test_a_wrong_token_gets_nothing(tmp_path: Path, node: Node) -> None:
+    unhandled: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unhandled.append(context))
     path = tmp_path / "control.json"
     announced = json.loads(path.read_text())
     for line in (
@@ -71,12 +81,18 @@ async def test_a_wrong_token_gets_nothing(tmp_path: Path, node: Node) -> None:
         b"\xff\xfe\n",
         b"\n",
         b'{"token": 5, "op": "echo"}\n',
+        '{"token": "é", "op": "echo"}\n'.encode(),
+        b"GET / HTTP/1.1\r\n",
+        b"",
         b'{"token": "%s", "op": 7}\n' % announced["token"].encode(),
     ):
         reader, writer = await asyncio.open_connection("127.0.0.1", announced["port"])
         writer.write(line)
+        if not line:
+            writer.write_eof()
         assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
+    assert unhandled == []
     assert (await request_one(tmp_path, "echo"))["event"] == "echo"
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -92,6 +93,17 @@ def test_counts_round_trips_per_step(swarm: Session) -> None:
     assert result.steps == 8
     assert result.blocking_round_trips_per_token == 4.0
     assert result.stopped_by == "length"
+
+
+def test_ignore_end_goes_on_where_the_model_would_stop(local: Session) -> None:
+    ends = GenerateRequest(
+        prompt="import os\n\nclass Parser:\n    def __init__(self, filename):\n",
+        max_tokens=5,
+        sampling=Sampling(temperature=0.7, seed=5),
+    )
+    assert run(local, ends)[1].stopped_by == "end"
+    goes_on = run(local, msgspec.structs.replace(ends, ignore_end=True))[1]
+    assert (goes_on.stopped_by, goes_on.tokens) == ("length", 5)
 
 
 def test_stop_string_ends_the_text_before_it(swarm: Session) -> None:
