@@ -44,6 +44,7 @@ _FILE_KEYS = frozenset(
         "quic",
         "emulate",
         "local_experts",
+        "device",
         "gpu_layers",
         "source",
     ]
@@ -87,7 +88,8 @@ class NodeConfig:
     """One node, complete and checked.
 
     `experts` is None for a pure backbone. `mode` "exact" returns every expert's raw F32 row (the local run's bits),
-    "partial" one weighted sum per worker and token in wire type `wire`.
+    "partial" one weighted sum per worker and token in wire type `wire`. `device` is where experts are computed: "auto"
+    (a GPU where llama.cpp was built for one), "cpu", or ggml's name of a device.
     """
 
     state_dir: Path
@@ -106,6 +108,7 @@ class NodeConfig:
     batch: int = 512
     local_experts: bool = True
     gpu_layers: int = 0
+    device: str = "auto"
     transport: TransportConfig = field(default_factory=TransportConfig)
 
     @property
@@ -161,6 +164,7 @@ def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path
         context=_number(values, "context", 0, 0, 1 << 24),
         batch=_number(values, "batch", 512, 1, 1 << 16),
         local_experts=bool(values.get("local_experts", True)),
+        device=str(values.get("device", "auto")),
         gpu_layers=_number(values, "gpu_layers", 0, 0, 1 << 16),
         transport=transport,
     )

@@ -131,7 +131,7 @@ class Node:
 
     async def _start_backbone(self, key: ModelKey) -> None:
         config, pack = self.config, self.pack
-        local = await self._in_thread(lambda: parts.local_engine(config, pack), _close)
+        local = await self._in_thread(lambda: parts.local_engine(config, pack, self._report), _close)
         if local is not None:
             self._closing(local.close)
         options = DispatchOptions(mode=config.mode, wire_out=config.wire, wire_back=config.wire)

@@ -10,7 +10,7 @@ Composes `model/` and `backbone/`: the recipes come from one traced evaluation o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,12 +30,27 @@ Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
 
 class _Source(msgspec.Struct, frozen=True):
-    paths: list[str]
+    """The source files as they were when they were read: path, size in bytes, modification time in ns."""
+
+    files: list[tuple[str, int, int]]
+
+    @classmethod
+    def of(cls, paths: Iterable[Path]) -> _Source:
+        return cls([(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in paths])
+
+    def unchanged(self) -> bool:
+        try:
+            return _Source.of(Path(path) for path, _, _ in self.files) == self
+        except OSError:
+            return False
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPack:
-    """A pack on disk. `source` is the first part of the original GGUF, None where this machine has it no more."""
+    """A pack on disk.
+
+    `source` is the first part of the original GGUF; None where this machine has it no more, or not as it was.
+    """
 
     path: Path
     manifest: Manifest
@@ -54,9 +69,9 @@ class ModelPack:
         manifest = load_manifest(path / "manifest.json")
         source = None
         try:
-            paths = msgspec.json.decode((path / "source.json").read_bytes()[: 1 << 20], type=_Source).paths
-            if paths and all(Path(p).is_file() for p in paths):
-                source = Path(paths[0])
+            noted = msgspec.json.decode((path / "source.json").read_bytes()[: 1 << 20], type=_Source)
+            if noted.files and noted.unchanged():
+                source = Path(noted.files[0][0])
         except (OSError, msgspec.DecodeError):
             pass
         return cls(path, manifest, source)
@@ -97,6 +112,7 @@ def onboard(source: Path, pack: Path, progress: Progress | None = None) -> Model
     if kept is not None:
         return kept
     remote = remote_weights(gguf)
+    noted = _Source.of(gguf.paths)
     info = write_backbone(gguf, pack / "backbone.gguf", remote, lambda done, total: report("backbone", done, total))
     report("trace", 0, 1)
     plan = trace_backbone(pack / "backbone.gguf", {name: tensor.ne for name, tensor in experts.items()})
@@ -104,8 +120,9 @@ def onboard(source: Path, pack: Path, progress: Progress | None = None) -> Model
     sites = [site.site for site in plan.sites]
     digests = digest_experts(gguf, sites, lambda done, total: report("digests", done, total))
     manifest = build_manifest(gguf, sites, digests, backbone_sha256=info.sha256)
-    paths = [str(path.resolve()) for path in gguf.paths]
-    write_atomically(pack / "source.json", msgspec.json.encode(_Source(paths)))
+    if not noted.unchanged():
+        raise ModelError(f"{source}: changed while it was read; run swarmnode onboard again")
+    write_atomically(pack / "source.json", msgspec.json.encode(noted))
     save_manifest(manifest, pack / "manifest.json")
     return ModelPack.open(pack)
 
@@ -119,7 +136,6 @@ def _existing(pack: Path, gguf: GgufFile) -> ModelPack | None:
         check_source(found.manifest, gguf)
     except ManifestMismatch:
         return None
-    sizes = tuple(f.size for f in found.manifest.source_files)
-    if sizes != gguf.sizes or found.source is None or found.source.resolve() != gguf.paths[0].resolve():
+    if found.source is None or found.source != gguf.paths[0].resolve():
         return None
     return found if found.backbone.is_file() else None

@@ -21,6 +21,9 @@ from swarmnode.config import NodeConfig, default_cache_dir
 from swarmnode.dispatch.client import ExpertClient
 from swarmnode.errors import ModelError, UsageError
 from swarmnode.experts_spec import parse_experts
+from swarmnode.model.digests import digest_experts
+from swarmnode.model.gguf_file import GgufFile
+from swarmnode.model.manifest import corrupt_expert
 from swarmnode.model.slicing import StackedTensor
 from swarmnode.model.source_bank import SourceBank
 from swarmnode.model.store import SliceStore
@@ -65,14 +68,16 @@ class WorkerParts:
             if self._store.missing(wanted):
                 self._fill(config.source or pack.source, pack, wanted, report)
             stacked = {site.index: self._store.stacked(site.index) for site in manifest.sites if site.index in wanted}
-            self.engine = engine_over(manifest.sites, stacked, config.threads)
+            self.engine = engine_over(manifest.sites, stacked, config)
         except BaseException:
             self._store.close()
             raise
 
     def _fill(self, source: Path | None, pack: ModelPack, wanted: dict[int, tuple[int, ...]], report: Report) -> None:
         if source is None:
-            raise ModelError(f"{pack.path}: its GGUF is not on this machine any more: give --source MODEL.gguf")
+            raise ModelError(
+                f"{pack.path}: its GGUF is not where it was, or has changed: give --source MODEL.gguf or onboard again"
+            )
         self._store.fill_from_source(source, wanted, lambda done, total: report("slices", done=done, total=total))
 
     def close(self) -> None:
@@ -82,26 +87,36 @@ class WorkerParts:
 
 
 def engine_over(
-    sites: Sequence[Site], stacked: Mapping[int, Mapping[str, StackedTensor]], threads: int
+    sites: Sequence[Site], stacked: Mapping[int, Mapping[str, StackedTensor]], config: NodeConfig
 ) -> ExpertEngine:
     """An engine over stacked slices (site index → tensor name → slices)."""
-    bank = ExpertBank(sites, stacked)
+    bank = ExpertBank(sites, stacked, config.device)
     try:
-        return ExpertEngine(bank, threads=threads)
+        return ExpertEngine(bank, threads=config.threads)
     except BaseException:
         bank.close()
         raise
 
 
-def local_engine(config: NodeConfig, pack: ModelPack) -> ExpertEngine | None:
-    """The backbone's own copy of all experts, mapped and untouched until it is needed; None where it may have none."""
+def local_engine(config: NodeConfig, pack: ModelPack, report: Report) -> ExpertEngine | None:
+    """The backbone's own copy of all experts, mapped and untouched until it is needed; None where it may have none.
+
+    The pack's own source is known to be what was onboarded; a file given by --source is read once to verify it.
+    """
     source = config.source or pack.source
     if not config.local_experts or source is None:
         return None
     manifest = pack.manifest
-    bank = SourceBank(source, manifest)
+    gguf = GgufFile.open(source)
+    bank = SourceBank(gguf, manifest)
+    if config.source is not None:
+        found = digest_experts(gguf, manifest.sites, lambda done, total: report("verify", done=done, total=total))
+        for site, (here, there) in enumerate(zip(found, manifest.digests, strict=True)):
+            wrong = [expert for expert, pair in enumerate(zip(here, there, strict=True)) if pair[0] != pair[1]]
+            if wrong:
+                raise corrupt_expert(manifest, site, wrong[0], str(source))
     stacked = {site.index: bank.stacked(site.index) for site in manifest.sites}
-    return engine_over(manifest.sites, stacked, config.threads)
+    return engine_over(manifest.sites, stacked, config)
 
 
 def load_session(config: NodeConfig, pack: ModelPack, client: ExpertClient, report: Report) -> Session:

@@ -69,7 +69,7 @@ class EventPrinter:
         if self._json:
             self._write(json.dumps({"event": event, **fields}) + "\n")
             return
-        if event in ("onboard", "slices", "load"):
+        if event in _STAGES:
             if self._progress:
                 self._write("\r\x1b[K" + _progress(event, fields))
                 self._on_progress_line = True
@@ -90,6 +90,7 @@ class EventPrinter:
             sys.stdout.flush()
 
 
+_STAGES = {"onboard": "onboarding", "slices": "slices", "verify": "verifying the source", "load": "loading"}
 _LINES = {
     "ready": "ready: {role} of {model}\n  {address}",
     "connected": "connected to {peer} ({path})",
@@ -104,5 +105,5 @@ _LINES = {
 
 def _progress(event: str, fields: dict[str, Any]) -> str:
     done, total = fields.get("done", 0), fields.get("total", 1) or 1
-    what = {"onboard": f"onboarding: {fields.get('stage', '')}", "slices": "slices", "load": "loading"}[event]
+    what = _STAGES[event] + (f": {fields['stage']}" if "stage" in fields else "")
     return f"{what} {100 * done / total:.0f} %"

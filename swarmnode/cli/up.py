@@ -40,6 +40,9 @@ def up(
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Prompt tokens per step.", show_default="512")] = None,
     gpu_layers: Annotated[int | None, typer.Option(help="Backbone layers on the GPU.", show_default="0")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where experts are computed: auto, cpu, or ggml's name.", show_default="auto")
+    ] = None,
     source: Annotated[
         Path | None, typer.Option(help="The GGUF to take slices from.", show_default="where the pack was made from")
     ] = None,
@@ -77,6 +80,7 @@ def up(
         "context": context,
         "batch": batch,
         "gpu_layers": gpu_layers,
+        "device": device,
         "source": source,
         "local_experts": local_experts,
         "emulate": emulate,

@@ -46,6 +46,7 @@ class RandomModel:
     n_ff_shared: int = 256
     head_size: int = 64
     context: int = 512
+    chat_template: str = ""
     seed: int = 0
 
     def tensors(self) -> list[TensorInfo]:
@@ -115,6 +116,7 @@ class RandomModel:
             encode_array("tokenizer.ggml.token_type", ValueType.INT32, kinds + [1] * more),
             encode_pair("tokenizer.ggml.bos_token_id", _U32, 1),
             encode_pair("tokenizer.ggml.eos_token_id", _U32, 2),
+            *([encode_pair("tokenizer.chat_template", _TEXT, self.chat_template)] if self.chat_template else []),
         ]
 
 

@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
 from swarmnode.backbone.hook import F32, I32
+from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.backbone.sampling import Sampling
 from swarmnode.backbone.session import GenerateRequest, GenerateResult, Message, Session, TokenEvent
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.errors import CallFailed, UsageError
+from swarmnode.model.random_model import RandomModel, write_random_model
 from swarmnode.onboard import ModelPack
 
 from .helpers import InProcessExperts, hooked_session, local_session
@@ -193,6 +196,25 @@ def test_bad_requests_are_refused_before_anything_is_computed(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         local.generate(request_)
+
+
+def test_chat_messages_go_through_the_models_own_template(tmp_path: Path) -> None:
+    template = (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'king' %}{{ raise_exception('no kings') }}{% endif %}"
+        "<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    (path,) = write_random_model(RandomModel(chat_template=template), tmp_path / "chat.gguf")
+    model = LlamaModel(path, remote_experts=False)
+    session = Session(model, LlamaContext(model, n_context=128, n_batch=64, threads=1))
+    try:
+        asked = GenerateRequest(messages=(Message("system", "be brief"), Message("user", "hi")), max_tokens=3)
+        plain = GenerateRequest(prompt="<system>be brief<user>hi<assistant>", max_tokens=3)
+        assert session.prompt_tokens(asked) == session.prompt_tokens(plain)  # the template's BOS is not doubled
+        assert session.generate(asked).text == session.generate(plain).text
+        with pytest.raises(UsageError, match="refuses these messages: no kings"):
+            session.generate(GenerateRequest(messages=(Message("king", "hi"),)))
+    finally:
+        session.close()
 
 
 def test_logits_callback_sees_every_row(local: Session) -> None:

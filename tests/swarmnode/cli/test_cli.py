@@ -15,7 +15,7 @@ from swarmnode import __version__
 from swarmnode.cli import main
 from swarmnode.demo import MODEL
 from swarmnode.model.random_model import RandomModel, write_random_model
-from swarmnode.onboard import ModelPack
+from swarmnode.onboard import ModelPack, onboard
 
 PEER = "a" * 56
 
@@ -151,6 +151,55 @@ def test_a_changed_source_is_refused_by_name(
     assert "SHA-256" in err
     assert demo_pack.manifest.tensors[0].name.split(".")[1] in err
     assert err.count("\n") == 1
+
+
+class TestSourceAfterOnboarding:
+    """A GGUF that was replaced must never be computed with as if it were the one that was onboarded."""
+
+    @pytest.fixture
+    def copied(self, tmp_path: Path) -> tuple[Path, Path]:
+        source = tmp_path / "model.gguf"
+        source.write_bytes(MODEL.read_bytes())
+        assert onboard(source, tmp_path / "pack").source == source
+        return source, tmp_path / "pack"
+
+    @staticmethod
+    def alter(source: Path, pack: ModelPack) -> None:
+        altered = bytearray(source.read_bytes())
+        altered[pack.manifest.tensors[0].offset + 7] ^= 1
+        source.write_bytes(altered)
+
+    def test_unchanged_is_kept_and_replaced_is_onboarded_again(self, copied: tuple[Path, Path]) -> None:
+        source, folder = copied
+        before = ModelPack.open(folder)
+        assert onboard(source, folder).manifest == before.manifest
+        self.alter(source, before)
+        assert ModelPack.open(folder).source is None
+        after = onboard(source, folder)
+        assert after.source == source
+        assert after.manifest.model_hash != before.manifest.model_hash
+
+    @pytest.mark.parametrize("role", [["--experts", "0"], ["--context", "64"]])
+    def test_an_altered_file_given_by_source_is_refused(
+        self, role: list[str], copied: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        source, folder = copied
+        self.alter(source, ModelPack.open(folder))
+        state = ["--state", str(tmp_path / "state")]
+        code, _, err = run(capsys, "up", "--model", str(folder), "--source", str(source), *role, *state)
+        assert code == 1
+        assert "does not have the manifest's SHA-256" in err
+        assert err.count("\n") == 1
+
+    def test_a_worker_without_its_source_says_so(
+        self, copied: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        source, folder = copied
+        source.unlink()
+        state = ["--state", str(tmp_path / "state")]
+        code, _, err = run(capsys, "up", "--model", str(folder), "--experts", "0", *state)
+        assert code == 1
+        assert "give --source MODEL.gguf or onboard again" in err
 
 
 def test_a_manifest_that_contradicts_itself_is_refused(
