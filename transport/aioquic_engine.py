@@ -29,11 +29,11 @@ from transport.quic_engine import (
     WINDOW_MARGIN,
     EngineCounters,
     EngineEvents,
-    Termination,
     exporter,
+    report_events,
+    termination_of,
 )
 
-_IDLE_REASON = "idle timeout"
 _PLENTY = 1 << 30  # aioquic queues streams beyond the peer's limit by itself
 
 
@@ -79,6 +79,7 @@ class AioquicEngine:
         self.datagram_size = datagram_size
         self.more = False
         self._closing = False
+        self._silent = False  # a timer has ended the connection
         self._pings = 0
 
     def connect(self, now: float) -> None:
@@ -93,43 +94,28 @@ class AioquicEngine:
             receive(data[at : at + segment], LOGICAL_ADDRESS, now)
 
     def dispatch(self, sink: EngineEvents) -> None:
-        quic = self._quic
-        while True:
-            event = quic.next_event()
-            if event is None:
-                break
-            kind = type(event)
-            if kind is events.StreamDataReceived:
-                sink.stream_data(event.stream_id, event.data, event.end_stream)
-            elif kind is events.HandshakeCompleted:
-                sink.handshake_completed()
-            elif kind is events.StreamReset:
-                sink.stream_reset(event.stream_id, event.error_code)
-            elif kind is events.StopSendingReceived:
-                sink.stop_sending(event.stream_id, event.error_code)
-            elif kind is events.ConnectionIdIssued:
-                sink.cid_issued(event.connection_id)
-            elif kind is events.ConnectionIdRetired:
-                sink.cid_retired(event.connection_id)
+        report_events(self._quic, events, sink)
         # The event for a close comes only after the draining period; the peer's word is known at once.
-        closed = quic._close_event
+        closed = self._quic._close_event
         if closed is not None and not self._closing:
             self._closing = True
-            sink.terminated(_termination(closed))
+            sink.terminated(termination_of(closed, by_timer=self._silent))
 
     def datagrams(self, now: float) -> list[bytes]:
-        if not self.started:
+        if not self._started:
             return []  # the library raises IndexError before a server's first datagram
         return [data for data, _ in self._quic.datagrams_to_send(now)]
 
     def timer(self) -> float | None:
-        return self._quic.get_timer() if self.started else None
+        return self._quic.get_timer() if self._started else None
 
     def handle_timer(self, now: float) -> None:
+        alive = self._quic._close_event is None
         self._quic.handle_timer(now)
+        self._silent |= alive and self._quic._close_event is not None
 
     @property
-    def started(self) -> bool:
+    def _started(self) -> bool:
         return bool(self._quic._network_paths)
 
     def streams_available(self) -> int:
@@ -159,11 +145,6 @@ class AioquicEngine:
         self._pings += 1
         self._quic.send_ping(self._pings)
 
-    def path_changed(self, now: float) -> None:
-        # Probe time-outs double without a cap: after half a minute of silence the next one is half a minute away.
-        self._quic._loss._pto_count = 0
-        self.ping()
-
     def close(self, code: int, reason: str) -> None:
         self._closing = True
         self._quic.close(error_code=code, reason_phrase=reason)
@@ -189,14 +170,6 @@ class AioquicEngine:
             self._quic.lost,
             recovery.congestion_window,
         )
-
-
-def _termination(event: Any) -> Termination:
-    reason = event.reason_phrase or ""
-    if reason.lower() == _IDLE_REASON:
-        return Termination("idle", 0, reason)
-    kind = "application" if event.frame_type is None else "transport"
-    return Termination(kind, int(event.error_code), reason)  # type: ignore[arg-type]
 
 
 class AioquicFactory:

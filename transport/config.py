@@ -34,8 +34,6 @@ MAX_STREAMS = 64
 # What a receiver tolerates: a peer may open the next stream before we have seen the end of the last one.
 STREAM_TOLERANCE = 2
 
-MAX_LANE_BYTES = 32
-
 
 @dataclass(frozen=True, slots=True)
 class TransportConfig:

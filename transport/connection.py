@@ -26,7 +26,7 @@ from transport.errors import (
     WrongPeer,
 )
 from transport.identity import Identity, PeerId
-from transport.proto.close_codes import error_of_termination
+from transport.proto.close_codes import MAX_REASON, error_of_termination
 from transport.proto.control_frames import (
     BINDING_BYTES,
     EXPORTER_LABEL,
@@ -47,8 +47,6 @@ from transport.stream import Stream
 from transport.stream_table import StreamTable
 
 CONTROL_STREAM = 0  # the client's first bidirectional stream
-MAX_REASON_BYTES = 256  # fits one datagram with room to spare
-MAX_LOOSE_ENDS = 1024  # resets that wait for their other half; a peer that exceeds it is misbehaving
 CONNECTION_ID_BYTES = 8
 
 
@@ -196,6 +194,7 @@ class Connection:
     def identify(self, proof: Authenticate) -> None:
         """Server: the proof has verified; this is who it is and what it wants."""
         self._peer = PeerId(proof.client)
+        self.link.authenticated = True
         self.lane = proof.lane
         self.boot_id = proof.boot_id
         self._streams.take_windows(proof.stream_window, proof.connection_window)
@@ -211,7 +210,7 @@ class Connection:
         if self.state is State.CLOSED:
             return
         with contextlib.suppress(Exception):  # an engine that cannot close any more is dropped just the same
-            self.link.engine.close(code, reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
+            self.link.engine.close(code, reason.encode()[:MAX_REASON].decode(errors="ignore"))
         self._ended(error)
 
     def tick(self, now: float) -> None:
@@ -242,6 +241,7 @@ class Connection:
             error = WrongPeer(self._peer, found or "no Ed25519 key", [self.link.route.path.address])
             self.end(CloseCode.WRONG_PEER, "another peer was expected here", error)
             return
+        self.link.authenticated = True
         self._owner.handshake_done(self)
 
     def stream_data(self, stream_id: int, data: bytes, end: bool) -> None:
@@ -279,9 +279,12 @@ class Connection:
         if self.state is not State.CLOSED:
             self._ended(error_of_termination(end.kind, end.code, end.reason, is_open=self.state is State.OPEN))
 
+    def flooded(self, limit: int) -> None:
+        self._violated(ProtocolViolation(f"more than {limit} bytes came before it was authenticated"))
+
     def failed(self, error: Exception) -> None:
         if self.state is not State.CLOSED:
-            fault = EngineFault(f"the QUIC library failed: {error!r}")
+            fault = EngineFault(f"the QUIC library or what serves it failed: {error!r}")
             fault.__cause__ = error
             self.end(CloseCode.INTERNAL, "internal error", fault)
 

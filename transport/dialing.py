@@ -12,7 +12,8 @@ import contextlib
 import ipaddress
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from transport.connection import Connection
 from transport.errors import (
@@ -21,6 +22,7 @@ from transport.errors import (
     ConnectionLost,
     DuplicateConnection,
     EngineFault,
+    HandshakeFailed,
     PeerFault,
     Refused,
     TransportError,
@@ -29,9 +31,11 @@ from transport.errors import (
 )
 from transport.identity import PeerId
 from transport.proto.control_frames import CloseCode
+from transport.udp_socket import why_unreachable
 
 ATTEMPT_DELAY = 0.25  # RFC 8305, 8: recommended
 RETRY_DELAY = 0.25  # before an address is tried again
+APPLICATION_ERROR = 0x0C  # RFC 9000, 20.1: any close by the application, as seen before the handshake is done
 
 Key = tuple[PeerId, str]
 
@@ -49,6 +53,7 @@ class Dial:
         self.reached = False  # some attempt has completed its handshake
         self.waiters = 0
         self.addresses: list[Address] = []
+        self.skipped: dict[Address, str] = {}  # given but not tried, and why
         self.future: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
         self.future.add_done_callback(_retrieve)
         self._connect, self._over = connect, over
@@ -60,8 +65,9 @@ class Dial:
         self._progress = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"dial-{key[0].short}")
 
-    def add(self, addresses: list[Address]) -> None:
-        """Try these too, after those that are known already."""
+    def add(self, addresses: Sequence[Address], skipped: Mapping[Address, str]) -> None:
+        """Try these too, after those that are known already; `skipped` cannot be tried, for the reasons given."""
+        self.skipped.update(skipped)
         for address in addresses:
             if address not in self.addresses:
                 self.addresses.append(address)
@@ -111,7 +117,7 @@ class Dial:
         if wrong:
             return wrong[0]
         detail = "; ".join(sorted({str(error) for error in self._errors.values()}))
-        return Unreachable(self.key[0], self.addresses, timeout, detail)
+        return Unreachable(self.key[0], self.addresses, timeout, detail, self.skipped)
 
     def _retry(self, address: Address) -> None:
         del self._retries[address]
@@ -121,7 +127,7 @@ class Dial:
     def _exhausted(self) -> TransportError:
         """The error when every address has failed for good: the most telling one."""
         errors = sorted(self._errors.values(), key=lambda error: not isinstance(error, WrongPeer))
-        return errors[0] if errors else Unreachable(self.key[0], self.addresses, 0.0, "no address is known")
+        return errors[0] if errors else Unreachable(self.key[0], (), 0.0, skipped=self.skipped)
 
     async def _run(self) -> None:
         while True:
@@ -143,28 +149,47 @@ class Dial:
                 return
 
 
-async def resolve(addresses: Sequence[Address], *, v6: bool) -> list[Address]:
-    """IP addresses that a socket can send to (`v6`: it is an IPv6 socket, which reaches both); names are looked up."""
-    found: list[Address] = []
-    for host, port in addresses:
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The addresses that a socket can send to, and the others as they were given, each with the reason."""
+
+    usable: list[Address]
+    skipped: dict[Address, str]
+
+
+async def resolve(addresses: Sequence[Address], local: Address) -> Resolved:
+    """Look names up and sort out what a socket bound to `local` can never send to."""
+    usable: list[Address] = []
+    skipped: dict[Address, str] = {}
+    for given in addresses:
+        host, port = given
         if not 0 < port < 65536:
+            skipped[given] = "ports are 1 to 65535"
             continue
         try:
             ipaddress.ip_address(host.partition("%")[0])
+            found = [given]
         except ValueError:
-            with contextlib.suppress(OSError, UnicodeError):  # an unknown name is one address less
+            try:
                 infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-                found += [(str(info[4][0]), port) for info in infos]
-        else:
-            found.append((host, port))
-    return [address for address in found if v6 or ":" not in address[0]]
+                found = [(str(info[4][0]), port) for info in infos]
+            except (OSError, UnicodeError) as error:  # an unknown name is one address less
+                skipped[given] = f"the name was not found: {getattr(error, 'strerror', None) or error}"
+                continue
+        reasons = {address: why_unreachable(local, address) for address in found}
+        usable += [address for address, reason in reasons.items() if not reason]
+        if all(reasons.values()):
+            skipped[given] = next(iter(reasons.values()), "the name has no address")
+    return Resolved(usable, skipped)
 
 
 def _may_pass(error: TransportError) -> bool:
     """Whether the same address is worth another attempt for as long as someone waits: silence, a node that shuts
-    down, or one that holds a connection to us which is gone here."""
+    down or has too many handshakes at the moment, or one that holds a connection to us which is gone here."""
     if isinstance(error, ConnectionLost | DuplicateConnection):
         return True
+    if isinstance(error, HandshakeFailed):
+        return error.code == APPLICATION_ERROR
     return isinstance(error, ConnectionClosed) and not isinstance(error, PeerFault) and error.code == 0
 
 

@@ -11,12 +11,13 @@ it, asks `admit`, and answers ACCEPT or closes with a reason. A dial returns aft
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from transport.config import MAX_LANE_BYTES, TransportConfig
+from transport.config import TransportConfig
 from transport.connection import Connection, State
 from transport.dialing import Dial, Key, resolve
 from transport.errors import (
@@ -33,7 +34,7 @@ from transport.errors import (
 )
 from transport.identity import Identity, PeerId
 from transport.peer_socket import PeerSocket, Route
-from transport.proto.control_frames import BOOT_ID_BYTES, VERSION, Authenticate, CloseCode
+from transport.proto.control_frames import BOOT_ID_BYTES, MAX_LANE_BYTES, VERSION, Authenticate, CloseCode
 from transport.proto.dedup import PARK_GRACE, Existing, Verdict, decide
 from transport.quic_driver import Link, QuicDriver
 from transport.quic_engine import create_factory
@@ -55,7 +56,7 @@ class Endpoint:
         self._loop = asyncio.get_running_loop()
         self._boot_id = os.urandom(BOOT_ID_BYTES)
         self._factory = create_factory(identity, config)
-        self._driver = QuicDriver(config, self._incoming)
+        self._driver = QuicDriver(self._incoming)
         self._socket = PeerSocket(
             listen,
             config,
@@ -106,11 +107,6 @@ class Endpoint:
         """The socket under QUIC, for its counters and for path machinery."""
         return self._socket
 
-    @property
-    def faults(self) -> int:
-        """Datagrams on which the QUIC library raised."""
-        return self._driver.faults
-
     def connections(self) -> list[Connection]:
         """All live, authenticated connections."""
         return list(self._live.values())
@@ -121,7 +117,7 @@ class Endpoint:
         """An authenticated connection to `peer` for `lane`: a live one, or a new one over the first address that works.
 
         A dial that is already running is shared. Raises Unreachable (naming the addresses) after `timeout` seconds,
-        WrongPeer, Refused and its kinds, HandshakeFailed, EndpointClosed.
+        at once when none of them can be tried, WrongPeer, Refused and its kinds, HandshakeFailed, EndpointClosed.
         """
         if self._closed:
             raise EndpointClosed
@@ -133,7 +129,9 @@ class Endpoint:
         dial: Dial | None = None
         try:
             async with asyncio.timeout(timeout):
-                resolved = await resolve(addresses, v6=":" in self.address[0])
+                resolved = await resolve(addresses, self.address)
+                if self._closed:
+                    raise EndpointClosed
                 if key in self._live:
                     return self._live[key]
                 dial = self._dials.get(key)
@@ -141,7 +139,7 @@ class Endpoint:
                     dial = Dial(key, lambda address: self._connect(peer, lane, address), self._dial_over)
                     self._dials[key] = dial
                 dial.waiters += 1
-                dial.add(resolved)
+                dial.add(resolved.usable, resolved.skipped)
                 return await asyncio.shield(dial.future)
         except TimeoutError:
             if dial is None:
@@ -158,7 +156,7 @@ class Endpoint:
 
         A connection that a peer opened while we dialled it comes from here and from dial().
         """
-        while not self._accepted:
+        while not self._accepted:  # connections that end before they are accepted leave it
             if self._closed:
                 raise EndpointClosed
             await wait(self._acceptors)
@@ -170,14 +168,16 @@ class Endpoint:
             return
         self._closed = True  # from here on, nothing is let in any more
         self._ticker.cancel()
-        for dial in list(self._dials.values()):
-            dial.finish(EndpointClosed())
-        for connection in list(self._all):
-            connection.end(0, "endpoint closed", ConnectionClosed(0, "endpoint closed", "local"))
-        wake(self._acceptors)
-        await self._socket.drain()
-        self._driver.close()
-        self._socket.close()
+        try:
+            for dial in list(self._dials.values()):
+                dial.finish(EndpointClosed())
+            for connection in list(self._all):
+                connection.end(0, "endpoint closed", ConnectionClosed(0, "endpoint closed", "local"))
+            wake(self._acceptors)
+            await self._socket.drain()
+        finally:
+            self._driver.close()
+            self._socket.close()
 
     async def __aenter__(self) -> Endpoint:
         return self
@@ -238,7 +238,7 @@ class Endpoint:
 
     def _incoming(self, original_cid: bytes, source: Address) -> Link | None:
         """The first datagram of an unknown peer."""
-        if self._closed or len(self._deadlines) >= self._config.max_pending:
+        if self._closed or not self._has_place():
             return None
         path = self._socket.path_to(source)
         link = Link(self._factory.server(original_cid, path.datagram_size), Route(path), validated=False)
@@ -249,6 +249,18 @@ class Endpoint:
             self._config.handshake_timeout, self._handshake_timed_out, connection
         )
         return link
+
+    def _has_place(self) -> bool:
+        """Whether one more handshake may begin. When too many run, the oldest whose address may be forged gives way;
+        a peer that is really there dials again after this code."""
+        if len(self._deadlines) < self._config.max_pending:
+            return True
+        unproven = next((pending for pending in self._deadlines if not pending.link.validated), None)
+        if unproven is None:
+            return False
+        reason = "too many handshakes at one time"
+        unproven.end(0, reason, ConnectionClosed(0, reason))
+        return True
 
     def _handshake_timed_out(self, connection: Connection) -> None:
         error = ConnectionLost("the peer did not authenticate in time")
@@ -347,6 +359,8 @@ class Endpoint:
     def connection_ended(self, connection: Connection, error: TransportError) -> None:
         """Forget a connection that is over."""
         self._all.discard(connection)
+        with contextlib.suppress(ValueError):
+            self._accepted.remove(connection)
         deadline = self._deadlines.pop(connection, None)
         if deadline is not None:
             deadline.cancel()
@@ -385,7 +399,10 @@ class Endpoint:
         link.route = self._socket.adopt(connection.peer, link.route, restarted=restarted, in_use=in_use)
 
     def _tick(self) -> None:
+        self._ticker = self._loop.call_later(self._config.keep_alive / TICKS_PER_KEEP_ALIVE, self._tick)
         now = self._loop.time()
         for connection in list(self._all):
-            connection.tick(now)
-        self._ticker = self._loop.call_later(self._config.keep_alive / TICKS_PER_KEEP_ALIVE, self._tick)
+            try:
+                connection.tick(now)
+            except Exception as error:  # one that cannot be kept alive must not cost the others theirs
+                connection.failed(error)

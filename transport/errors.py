@@ -9,7 +9,7 @@ TransportError
 │   ├── EngineFault              the QUIC library raised, or is not the version the adapter knows
 │   ├── SendBufferFull           write_nowait beyond config.max_send_buffer
 │   └── StreamClosed             writing after finish() or reset()
-├── Unreachable                  nobody answered at any address in time (nobody's fault)
+├── Unreachable                  nobody answered in time, or no address could be tried (nobody's fault)
 ├── ConnectionClosed             a connection ended; carries code, reason and who ended it
 │   ├── ConnectionLost           nothing was heard from the peer for the idle time-out
 │   ├── ConnectionReplaced       the same peer came back (restart) or another connection won
@@ -31,7 +31,7 @@ TransportError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 Address = tuple[str, int]
@@ -73,7 +73,7 @@ class EndpointClosed(LocalFault):
 
 
 class EngineFault(LocalFault):
-    """The QUIC library raised, or is not the version its adapter was written for."""
+    """The QUIC library raised, or what serves it here, or it is not the version its adapter was written for."""
 
 
 class SendBufferFull(LocalFault):
@@ -92,13 +92,29 @@ class StreamClosed(LocalFault):
 
 
 class Unreachable(TransportError):
-    """Nobody answered at any of the addresses within the time-out."""
+    """Nobody answered at any of the addresses within the time-out, or none could be tried.
 
-    def __init__(self, peer: object, addresses: Sequence[Address], timeout: float, detail: str = "") -> None:
+    `addresses` were tried; `skipped` were given and could not be, each with the reason.
+    """
+
+    def __init__(
+        self,
+        peer: object,
+        addresses: Sequence[Address],
+        timeout: float,
+        detail: str = "",
+        skipped: Mapping[Address, str] | None = None,
+    ) -> None:
         self.peer, self.addresses, self.timeout = peer, tuple(addresses), timeout
+        self.skipped = dict(skipped or {})
+        reasons = ", ".join(f"{format_addresses([given])} ({why})" for given, why in self.skipped.items())
+        if not (addresses or detail or reasons):
+            detail = "no address is known"
+        failed = f"did not answer at {format_addresses(addresses)} within {timeout:g} s"
         super().__init__(
-            f"peer {peer} did not answer at {format_addresses(addresses)} within {timeout:g} s"
-            f"{f' ({detail})' if detail else ''}; check that it runs and that UDP reaches it"
+            f"peer {peer} {failed if addresses else 'cannot be dialled'}"
+            f"{f' ({detail})' if detail else ''}{f'; not tried: {reasons}' if reasons else ''}"
+            f"{'; check that it runs and that UDP reaches it' if addresses else ''}"
         )
 
 

@@ -30,13 +30,13 @@ from transport.quic_engine import (
     WINDOW_MARGIN,
     EngineCounters,
     EngineEvents,
-    Termination,
     exporter,
+    report_events,
+    termination_of,
 )
 
 _HASH_NAMES = {256: "sha256", 384: "sha384"}
 MAX_UDP_PAYLOAD = 65_527
-_IDLE_REASON = "idle timeout"
 
 
 class _Connection(QuicConnection):  # type: ignore[misc]  # qh3 is not type-checked here
@@ -90,6 +90,7 @@ class Qh3Engine:
         self.more = False
         self._min_rtt: float | None = None
         self._closing = False
+        self._silent = False  # a timer has ended the connection
         self._pings = 0
 
     def connect(self, now: float) -> None:
@@ -108,29 +109,12 @@ class Qh3Engine:
         quic._drain_core()
 
     def dispatch(self, sink: EngineEvents) -> None:
-        quic = self._quic
-        while True:
-            event = quic.next_event()
-            if event is None:
-                break
-            kind = type(event)
-            if kind is events.StreamDataReceived:
-                sink.stream_data(event.stream_id, event.data, event.end_stream)
-            elif kind is events.HandshakeCompleted:
-                sink.handshake_completed()
-            elif kind is events.StreamReset:
-                sink.stream_reset(event.stream_id, event.error_code)
-            elif kind is events.StopSendingReceived:
-                sink.stop_sending(event.stream_id, event.error_code)
-            elif kind is events.ConnectionIdIssued:
-                sink.cid_issued(event.connection_id)
-            elif kind is events.ConnectionIdRetired:
-                sink.cid_retired(event.connection_id)
+        report_events(self._quic, events, sink)
         # The event for a close comes only after the draining period; the peer's word is known at once.
-        closed = quic._close_event
+        closed = self._quic._close_event
         if closed is not None and not self._closing:
             self._closing = True
-            sink.terminated(_termination(closed))
+            sink.terminated(termination_of(closed, by_timer=self._silent))
 
     def datagrams(self, now: float) -> list[bytes]:
         core = self._quic._core
@@ -152,11 +136,9 @@ class Qh3Engine:
         return self._quic.get_timer()  # type: ignore[no-any-return]
 
     def handle_timer(self, now: float) -> None:
+        alive = self._quic._close_event is None
         self._quic.handle_timer(now)
-
-    @property
-    def started(self) -> bool:
-        return self._quic._core is not None
+        self._silent |= alive and self._quic._close_event is not None
 
     def streams_available(self) -> int:
         core = self._quic._core
@@ -181,9 +163,6 @@ class Qh3Engine:
     def ping(self) -> None:
         self._pings += 1
         self._quic.send_ping(self._pings)
-
-    def path_changed(self, now: float) -> None:
-        self.ping()  # the core has no way to reset its back-off, but a ping goes out at once
 
     def close(self, code: int, reason: str) -> None:
         self._closing = True
@@ -211,14 +190,6 @@ class Qh3Engine:
         # The core does not keep the minimum; it is sampled whenever someone looks (keep-alive does).
         if latest is not None and (self._min_rtt is None or latest < self._min_rtt):
             self._min_rtt = latest
-
-
-def _termination(event: Any) -> Termination:
-    reason = event.reason_phrase or ""
-    if reason.lower() == _IDLE_REASON:
-        return Termination("idle", 0, reason)
-    kind = "application" if event.frame_type is None else "transport"
-    return Termination(kind, int(event.error_code), reason)  # type: ignore[arg-type]
 
 
 class Qh3Factory:

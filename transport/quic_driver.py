@@ -4,7 +4,10 @@ Knows connection IDs, batches and timers; nothing of peers, streams or authentic
 the speed: drain the socket (≤ 128 datagrams), let each touched connection report what it got, then transmit once
 for each; work queued outside of that is flushed by one call_soon. Called by the endpoint; one loop only.
 
-What a closed connection leaves behind is its last datagram, sent again when the peer still talks (RFC 9000, 10.2.1).
+Strangers get little: a first datagram that the engine has no answer to leaves nothing behind, a source that has not
+shown that its address is its own is sent at most three times what it sent, and who has not authenticated is heard for
+MAX_STRANGER_DATAGRAMS. What a closed connection leaves behind, where the address was the peer's own, is its last
+datagram, sent again when the peer still talks (RFC 9000, 10.2.1).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from transport.config import MIN_DATAGRAM_SIZE, TransportConfig
+from transport.config import MIN_DATAGRAM_SIZE
 from transport.errors import Address
 from transport.peer_socket import PeerSocket, Route
 from transport.quic_engine import CID_LENGTH, EngineEvents, QuicEngine
@@ -25,6 +28,10 @@ logger = logging.getLogger(__name__)
 QUIC_VERSION_1 = b"\x00\x00\x00\x01"
 MIN_INITIAL_CID, MAX_CID = 8, 20  # RFC 9000, 7.2 and 17.2
 AMPLIFICATION_LIMIT = 3  # RFC 9000, 8.1
+# What may come before authentication, in datagrams of the link's own size (80 KiB on the Internet). Both engines buffer
+# stream data behind a hole without a word, megabytes of it. A handshake with its proof takes under ten datagrams and
+# is repeated at doubling intervals, a dozen times in an hour.
+MAX_STRANGER_DATAGRAMS = 64
 CLOSE_REPEATS = 8  # how often the last word is said again
 CLOSED_SECONDS = 5.0  # … and for how long: longer than a keep-alive interval of the peer
 MAX_CLOSED = 1024
@@ -40,13 +47,17 @@ class LinkOwner(EngineEvents, Protocol):
         """Datagrams went out; the engine's backlog may be smaller."""
 
     def failed(self, error: Exception) -> None:
-        """The engine raised; the link is of no use any more."""
+        """The engine or its owner raised; the link is of no use any more."""
+
+    def flooded(self, limit: int) -> None:
+        """More than `limit` bytes came before authentication; end the link."""
 
 
 class Link:
     """One QUIC connection on the wire: engine, route, connection IDs, timer, counters."""
 
     __slots__ = (
+        "authenticated",
         "bytes_in",
         "bytes_out",
         "cids",
@@ -74,6 +85,7 @@ class Link:
         self.dirty = False
         self.dropped = False
         self.validated = validated
+        self.authenticated = False  # set by the owner once the peer has proved who it is
         self.last_received = 0.0
         self.bytes_in = self.bytes_out = self.datagrams_in = self.datagrams_out = 0
 
@@ -90,7 +102,7 @@ class _Closed:
 class QuicDriver:
     """All links of one endpoint."""
 
-    def __init__(self, config: TransportConfig, on_initial: Callable[[bytes, Address], Link | None]) -> None:
+    def __init__(self, on_initial: Callable[[bytes, Address], Link | None]) -> None:
         """`on_initial(original CID, source)` makes the link for a new incoming connection, or declines."""
         self._loop = asyncio.get_running_loop()
         self._on_initial = on_initial
@@ -100,7 +112,6 @@ class QuicDriver:
         self._receiving = False
         self._flush_handle: asyncio.Handle | None = None
         self.socket: PeerSocket  # set by the endpoint: each needs the other
-        self.faults = 0  # datagrams on which an engine raised
 
     def close(self) -> None:
         """Forget everything. Links have been dropped by their owners."""
@@ -124,25 +135,30 @@ class QuicDriver:
             link.cids.discard(cid)
             del self._links[cid]
 
-    def drop(self, link: Link) -> None:
-        """The connection is over: send what the engine has left to say, and remember it for a while."""
+    def drop(self, link: Link, *, silently: bool = False) -> None:
+        """The connection is over: send what the engine has left to say, and remember it for a while.
+
+        Nothing is remembered of a link that was never validated: whoever asks again may not have been there before.
+        """
         if link.dropped:
             return
         link.dropped = True
         if link.timer is not None:
             link.timer.cancel()
         try:
-            last_word = link.engine.datagrams(self._loop.time())
+            last_word = [] if silently else link.engine.datagrams(self._loop.time())
         except Exception as error:  # the connection is lost either way
             logger.debug("quic.fault %r", error)
             last_word = []
+        if not link.validated:
+            last_word = _within_limit(link, last_word)
         if last_word:
             self.socket.send(link.route, last_word)
         cids = tuple(link.cids)
         link.cids.clear()
         for cid in cids:
             del self._links[cid]
-        if last_word and len(self._closed) < MAX_CLOSED:
+        if last_word and link.validated and len(self._closed) < MAX_CLOSED:
             self._closed.update(dict.fromkeys(cids, _Closed(last_word[-1:], link.route)))
             self._loop.call_later(CLOSED_SECONDS, self._forget, cids)
 
@@ -185,13 +201,14 @@ class QuicDriver:
             try:
                 link = self._on_initial(cid, source)
             except Exception as error:
-                self.faults += 1
                 logger.debug("quic.fault %r", error)
                 return
             if link is None:
                 return
             self._feed(link, data, len(data))
-            if not link.engine.started:
+            # An Initial that can be read is acknowledged at once; anything else must not hold a place.
+            if not link.dropped and not self._transmit(link):
+                self.drop(link, silently=True)
                 self._fail(link, ValueError("the first datagram was no QUIC Initial"))
             return
         self._feed(link, data, len(data))
@@ -199,6 +216,11 @@ class QuicDriver:
     def _feed(self, link: Link, data: bytes, segment: int) -> None:
         now = link.last_received = self._loop.time()
         link.bytes_in += len(data)
+        if not link.authenticated:
+            limit = MAX_STRANGER_DATAGRAMS * link.engine.datagram_size
+            if link.bytes_in > limit:
+                link.owner.flooded(limit)
+                return
         try:
             if segment >= len(data):
                 link.datagrams_in += 1
@@ -206,12 +228,14 @@ class QuicDriver:
             else:
                 link.datagrams_in += -(-len(data) // segment)
                 link.engine.receive_batch(data, segment, now)
-            link.engine.dispatch(link.owner)
         except Exception as error:
             # Anyone can send bytes that the library chokes on; only silence may end a connection for it.
-            self.faults += 1
             logger.debug("quic.fault %r", error)
-        if not link.dirty:
+        try:
+            link.engine.dispatch(link.owner)
+        except Exception as error:  # the event that raised is gone, and its bytes with it
+            self._fail(link, error)
+        if not link.dirty and not link.dropped:
             link.dirty = True
             self._dirty.append(link)
 
@@ -244,21 +268,25 @@ class QuicDriver:
         self._flush()
 
     def _flush(self) -> None:
-        if self.socket.blocked:
-            return  # on_writable comes back here
         links, self._dirty = self._dirty, []
-        for link in links:
+        for at, link in enumerate(links):
+            if self.socket.blocked:
+                self._dirty = links[at:] + self._dirty  # on_writable comes back here
+                return
             link.dirty = False
             if not link.dropped:
                 self._transmit(link)
         if self._dirty:
             self._schedule()
 
-    def _transmit(self, link: Link) -> None:
+    def _transmit(self, link: Link) -> bool:
+        """Send what is due. Whether the engine had anything to send; what of it the limit let out is another matter."""
         engine = link.engine
+        spoke = False
         try:
             link.owner.before_transmit()
             datagrams = engine.datagrams(self._loop.time())
+            spoke = bool(datagrams)
             if not link.validated:
                 datagrams = _within_limit(link, datagrams)
             if datagrams:
@@ -271,9 +299,9 @@ class QuicDriver:
             self._arm(link)
         except Exception as error:
             self._fail(link, error)
+        return spoke
 
     def _fail(self, link: Link, error: Exception) -> None:
-        self.faults += 1
         logger.debug("quic.engine_failed %r", error)
         link.owner.failed(error)
 
@@ -298,19 +326,17 @@ class QuicDriver:
         try:
             due = link.engine.timer()
             now = max(self._loop.time(), fired)
-            if due is not None and due <= now:
-                link.engine.handle_timer(now)
-                link.engine.dispatch(link.owner)
-                if not link.dropped and not link.dirty:
-                    link.dirty = True
-                    self._dirty.append(link)
-                    if self.socket.blocked:
-                        return
-                self._flush()
-            else:
+            if due is None or due > now:
                 self._arm(link)
+                return
+            link.engine.handle_timer(now)
+            link.engine.dispatch(link.owner)
         except Exception as error:
             self._fail(link, error)
+        if not link.dropped and not link.dirty:
+            link.dirty = True
+            self._dirty.append(link)
+        self._flush()
 
 
 def _within_limit(link: Link, datagrams: list[bytes]) -> list[bytes]:

@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import logging
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from transport.config import TransportConfig
 from transport.identity import Identity, PeerId
@@ -104,10 +104,6 @@ class QuicEngine(Protocol):
     def handle_timer(self, now: float) -> None:
         """The timer fired."""
 
-    @property
-    def started(self) -> bool:
-        """False while a server has seen nothing that opens a connection."""
-
     def streams_available(self) -> int:
         """How many more streams may be opened now without waiting for the peer."""
 
@@ -128,9 +124,6 @@ class QuicEngine(Protocol):
 
     def ping(self) -> None:
         """Make the next datagram one that the peer acknowledges."""
-
-    def path_changed(self, now: float) -> None:
-        """The path below changed or came back: probe it now instead of waiting out the back-off."""
 
     def close(self, code: int, reason: str) -> None:
         """End the connection with an application code; the next `datagrams` has the last word."""
@@ -167,6 +160,41 @@ def create_factory(identity: Identity, config: TransportConfig) -> EngineFactory
     from transport.qh3_engine import Qh3Factory  # noqa: PLC0415
 
     return Qh3Factory(identity, config)
+
+
+def report_events(quic: Any, events: Any, sink: EngineEvents) -> None:
+    """Pass on what a connection has queued. Both libraries share an ancestor, and with it the names in `events`.
+
+    `quic` is the library's connection and `events` its module of events: neither library is typed here.
+    """
+    while True:
+        event = quic.next_event()
+        if event is None:
+            return
+        kind = type(event)
+        if kind is events.StreamDataReceived:
+            sink.stream_data(event.stream_id, event.data, event.end_stream)
+        elif kind is events.HandshakeCompleted:
+            sink.handshake_completed()
+        elif kind is events.StreamReset:
+            sink.stream_reset(event.stream_id, event.error_code)
+        elif kind is events.StopSendingReceived:
+            sink.stop_sending(event.stream_id, event.error_code)
+        elif kind is events.ConnectionIdIssued:
+            sink.cid_issued(event.connection_id)
+        elif kind is events.ConnectionIdRetired:
+            sink.cid_retired(event.connection_id)
+
+
+def termination_of(event: Any, *, by_timer: bool) -> Termination:
+    """What a library's ConnectionTerminated means. `by_timer`: a timer ended the connection, not a datagram.
+
+    Only that tells silence from a peer: code, frame type and text of the libraries' own idle event can all be sent.
+    """
+    reason = event.reason_phrase or ""
+    if by_timer:
+        return Termination("idle", 0, reason)
+    return Termination("application" if event.frame_type is None else "transport", int(event.error_code), reason)
 
 
 def exporter(hash_name: str, master_secret: bytes, label: bytes, length: int) -> bytes:

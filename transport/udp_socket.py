@@ -114,7 +114,9 @@ class UdpSocket:
         counters = self.counters
         stop_at = counters.received + RECEIVE_BURST
         try:
-            while counters.received < stop_at:
+            for _ in range(RECEIVE_BURST):  # calls, since empty datagrams cost one too
+                if counters.received >= stop_at:
+                    break
                 segment = 0
                 if self.gro:
                     data, ancillary, _, source = self._socket.recvmsg(65536, 64)
@@ -128,7 +130,8 @@ class UdpSocket:
             pass
         except OSError as error:  # an ICMP answer to something sent earlier; the next wake-up reads on
             logger.debug("udp.receive_error %s", error)
-        self._on_drained()
+        finally:
+            self._on_drained()
 
     def _received(self, data: bytes, segment: int, source: tuple[str, int] | tuple[str, int, int, int]) -> None:
         if not data:
@@ -261,6 +264,29 @@ def path_mtu(destination: Address) -> int | None:
             return probe.getsockopt(socket.IPPROTO_IP, IP_MTU)
         except OSError:
             return None
+
+
+def why_unreachable(local: Address, address: Address) -> str:
+    """Why a socket that is bound to `local` can never send to the IP `address`; empty when it may.
+
+    Only what cannot change while the socket is open: a network that is down is no reason.
+    """
+    host, v6 = local[0], ":" in local[0]
+    if ":" in address[0] and not v6:
+        return f"this node listens on {host} and has no IPv6; listen on ::"
+    if not is_loopback(local) or (is_loopback(address) and v6 == (":" in address[0])):
+        return ""
+    target = "::ffff:" + address[0] if v6 and ":" not in address[0] else address[0]
+    with socket.socket(socket.AF_INET6 if v6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:  # loopback reaches this machine's other addresses on some systems: ask
+            if v6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            probe.bind((host, 0))
+            probe.connect((target, address[1]))
+        except OSError:
+            everywhere = "::" if v6 else "0.0.0.0"
+            return f"this node listens on {host} only and cannot reach other machines; listen on {everywhere}"
+    return ""
 
 
 def is_loopback(address: Address) -> bool:

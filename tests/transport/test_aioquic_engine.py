@@ -35,26 +35,11 @@ def test_the_private_parts_are_there() -> None:
     quic = quic_of(Pair("aioquic", "aioquic").client)
     for name in ("_close_event", "_loss", "_network_paths", "_streams"):
         assert hasattr(quic, name)
-    for name in ("_on_packets_lost", "_pto_count", "_rtt_initialized", "_rtt_min", "_rtt_smoothed"):
+    for name in ("_on_packets_lost", "_rtt_initialized", "_rtt_min", "_rtt_smoothed"):
         assert hasattr(quic._loss, name)
     assert quic.tls._peer_certificate is not None
     assert len(quic.tls._signature_algorithms) == 1
     assert quic.tls.key_schedule.algorithm.name in ("sha256", "sha384")
-
-
-def test_a_path_change_forgets_the_back_off() -> None:
-    pair = Pair("aioquic", "aioquic")
-    pair.client.send(pair.client.open_stream(), b"into the void")
-    for _ in range(4):
-        pair.client.datagrams(pair.now)
-        due = pair.client.timer()
-        assert due is not None
-        pair.now = due
-        pair.client.handle_timer(due)
-    assert quic_of(pair.client)._loss._pto_count >= 3
-    pair.client.path_changed(pair.now)
-    assert quic_of(pair.client)._loss._pto_count == 0
-    assert pair.client.datagrams(pair.now)
 
 
 def impostor(monkeypatch: pytest.MonkeyPatch, certificate: x509.Certificate, key: object) -> None:

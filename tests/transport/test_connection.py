@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from transport import errors
 from transport.connection import Connection
 from transport.identity import Identity
 from transport.proto.control_frames import Accept, Authenticate, CloseCode, ConnectionCredit, Reset
+from transport.quic_driver import MAX_STRANGER_DATAGRAMS
 
 
 def tamper(monkeypatch: pytest.MonkeyPatch, change: dict[str, object]) -> None:
@@ -82,6 +84,39 @@ async def test_nothing_passes_before_authentication(
     assert server.connections() == []
 
 
+@pytest.mark.parametrize("engine", ["qh3", "aioquic"])
+async def test_bytes_behind_a_hole_are_bounded_before_authentication(
+    bind: Bind, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither library reports stream data while its first byte is missing; both would buffer megabytes of it."""
+    client, server = await bind("aioquic"), await bind(engine)
+
+    def prove(self: Connection, *_: object) -> None:
+        library: Any = self.link.engine
+        self.state = connection_module.State.PROVING
+        library.send(library.open_stream(), bytes(4 << 20))
+        library._quic._streams[0].sender._pending.subtract(0, 1)
+        self._mark()
+
+    ended: list[tuple[Connection, errors.TransportError]] = []
+    original = server.connection_ended
+
+    def remember(connection: Connection, error: errors.TransportError) -> None:
+        ended.append((connection, error))
+        original(connection, error)
+
+    monkeypatch.setattr(server, "connection_ended", remember)
+    monkeypatch.setattr(Connection, "prove", prove)
+    with pytest.raises(errors.ConnectionClosed) as caught:
+        await client.dial(server.peer_id, [server.address])
+    assert caught.value.code == CloseCode.PROTOCOL_VIOLATION
+    [(theirs, error)] = ended
+    assert isinstance(error, errors.ProtocolViolation)
+    assert "before it was authenticated" in str(error)
+    most = MAX_STRANGER_DATAGRAMS * theirs.link.engine.datagram_size
+    assert most < theirs.link.bytes_in <= most + 65_536  # what the kernel joined into the last read
+
+
 @pytest.mark.parametrize(
     "first",
     [ConnectionCredit(1).encode(), Accept(1, bytes(16), 1, 1).encode(), b"\x01\xff\xff", b"\x01\x00\x01\x01"],
@@ -147,6 +182,15 @@ async def test_close_codes_are_bounded_and_long_reasons_cut(bind: Bind) -> None:
     reason = await theirs.wait_closed()
     assert isinstance(reason, errors.ConnectionClosed)
     assert reason.reason == "ü" * 128
+
+
+async def test_a_reason_cannot_control_the_terminal_it_is_shown_on(bind: Bind, engines: tuple[str, str]) -> None:
+    ours, theirs = await connect(await bind(engines[0]), await bind(engines[1]))
+    await ours.close(1, "\x1b[2J\nall is well")
+    async with asyncio.timeout(5):
+        reason = await theirs.wait_closed()
+    assert str(reason).isprintable()
+    assert "all is well" in str(reason)
 
 
 async def test_a_close_that_was_lost_is_said_again(bind: Bind) -> None:

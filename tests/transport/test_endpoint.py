@@ -11,6 +11,7 @@ import pytest
 from tests.transport.conftest import Bind
 from transport import errors
 from transport.connection import Connection
+from transport.dialing import Resolved
 from transport.endpoint import Endpoint
 from transport.identity import Identity
 
@@ -288,3 +289,94 @@ async def test_ipv6_works_where_the_system_has_it(bind: Bind) -> None:
         pytest.skip("no IPv6 here")
     ours, _ = await connect(client, server)
     assert ours.stats().path_address[0] == "::1"
+
+
+async def test_a_dial_to_nothing_that_can_be_tried_says_why_at_once(bind: Bind) -> None:
+    client = await bind()
+    for address, words in (
+        (("no-such-name.invalid", 9), "no-such-name.invalid:9 (the name was not found"),
+        (("::1", 9), "[::1]:9 (this node listens on 127.0.0.1 and has no IPv6"),
+        (("198.51.100.1", 9), "198.51.100.1:9 (this node listens on 127.0.0.1 only and cannot reach other machines"),
+    ):
+        with pytest.raises(errors.Unreachable) as caught:
+            await client.dial(LOW.peer_id, [address])
+        assert words in str(caught.value)
+        assert list(caught.value.skipped) == [address]
+
+
+async def test_addresses_that_were_skipped_are_named_beside_the_silent_ones(bind: Bind, dead_port: int) -> None:
+    client = await bind()
+    with pytest.raises(errors.Unreachable) as caught:
+        await client.dial(LOW.peer_id, [("127.0.0.1", dead_port), ("::1", 9)], timeout=0.05)
+    assert f"did not answer at 127.0.0.1:{dead_port}" in str(caught.value)
+    assert "not tried: [::1]:9" in str(caught.value)
+
+
+async def test_closing_while_names_are_looked_up_ends_the_dial(bind: Bind, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def slow(*_: object) -> Resolved:
+        asked.set()
+        await answer.wait()
+        return Resolved([("127.0.0.1", 9)], {})
+
+    monkeypatch.setattr("transport.endpoint.resolve", slow)
+    client = await bind()
+    dialling = asyncio.ensure_future(client.dial(LOW.peer_id, [("somewhere", 9)]))
+    await asked.wait()
+    await client.close()
+    answer.set()
+    with pytest.raises(errors.EndpointClosed):
+        await dialling
+    assert not client._dials
+    assert not client._all
+
+
+async def test_a_connection_that_ended_in_the_queue_is_not_handed_out(bind: Bind) -> None:
+    server = await bind()
+    first, second = await bind(), await bind()
+    gone = await first.dial(server.peer_id, [server.address])
+    theirs = server.connections()[0]
+    await gone.close()
+    async with asyncio.timeout(5):
+        await theirs.wait_closed()
+    _, accepted = await connect(second, server)
+    assert accepted.peer == second.peer_id
+    assert accepted.close_reason is None
+
+
+async def test_a_close_that_is_cancelled_still_frees_the_port(bind: Bind, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = await bind()
+    draining = asyncio.Event()
+
+    async def endless() -> None:
+        draining.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(endpoint.socket, "drain", endless)
+    closing = asyncio.ensure_future(endpoint.close())
+    await draining.wait()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await bind(port=endpoint.address[1])
+
+
+async def test_a_connection_that_cannot_be_pinged_costs_no_other_its_keep_alive(bind: Bind) -> None:
+    client, server = await bind(), await bind()
+    connections = [(await connect(client, server, lane))[0] for lane in ("a", "b", "c")]
+    pinged: list[Connection] = []
+
+    def broken() -> None:
+        raise RuntimeError("a bug")
+
+    for connection in connections:
+        connection.link.last_received = float("-inf")  # silent for long
+        connection.link.engine.ping = lambda one=connection: pinged.append(one)  # type: ignore[method-assign,misc]
+    connections[1].link.engine.ping = broken  # type: ignore[method-assign]
+    client._ticker.cancel()
+    client._tick()
+    assert isinstance(connections[1].close_reason, errors.EngineFault)
+    assert set(pinged) == {connections[0], connections[2]}
+    assert set(client.connections()) == set(pinged)
+    assert not client._ticker.cancelled()

@@ -7,6 +7,7 @@ import contextlib
 import random
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,7 +18,9 @@ from tests.transport.test_endpoint import connect
 from transport.connection import Connection
 from transport.emulation import LinkEmulation
 from transport.endpoint import Endpoint
-from transport.errors import Address
+from transport.errors import Address, ConnectionClosed, EngineFault
+from transport.peer_socket import Path, Route
+from transport.quic_driver import Link, QuicDriver
 
 
 @pytest.fixture
@@ -119,6 +122,146 @@ async def test_random_datagrams_are_ignored(bind: Bind, engine: str, stranger: s
         stranger.sendto(noise, server.address)
     await echo_works(ours, theirs)
     assert server.connections() == [theirs]
+
+
+def looks_like_an_initial(source: random.Random) -> bytes:
+    """A well-formed header of a client's first packet (RFC 9000, 17.2.2), and noise."""
+    header = b"\xc0\x00\x00\x00\x01\x08" + source.randbytes(8) + b"\x08" + source.randbytes(8) + b"\x00\x44\x96"
+    return (header + source.randbytes(1200))[:1200]
+
+
+@pytest.mark.parametrize("engine", ["qh3", "aioquic"])
+async def test_noise_that_looks_like_a_first_datagram_holds_no_place(
+    bind: Bind, engine: str, stranger: socket.socket
+) -> None:
+    server = await bind(engine, max_pending=4, handshake_timeout=60.0)
+    source = random.Random(8)
+    answers = record(server)
+    for _ in range(20):
+        receive(server, looks_like_an_initial(source), stranger.getsockname())
+    assert not answers
+    for _ in range(20):
+        stranger.sendto(looks_like_an_initial(source), server.address)
+    ours, theirs = await connect(await bind(), server)
+    await echo_works(ours, theirs)
+    assert not server._deadlines
+    assert server._all == {theirs}
+    assert not server._driver._closed
+    assert set(server._driver._links.values()) == {theirs.link}
+
+
+async def first_datagram(bind: Bind, engine: str, server: Endpoint) -> bytes:
+    """A real client's first datagram to this server's key, which the server has not seen."""
+    client = await bind(engine)
+    sent = record(client)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        with pytest.raises(Exception, match="did not answer"):
+            await client.dial(server.peer_id, [nobody.getsockname()], timeout=0.05)
+    return sent[0]
+
+
+def receive(server: Endpoint, data: bytes, source: Address) -> None:
+    """As if the socket had read this one datagram."""
+    server._driver.on_quic(data, len(data), source)
+    server._driver.on_drained()
+
+
+async def test_handshakes_that_nobody_goes_on_with_give_way_to_newcomers(
+    bind: Bind, engines: tuple[str, str], stranger: socket.socket
+) -> None:
+    server = await bind(engines[1], max_pending=2, handshake_timeout=60.0)
+    for _ in range(3):
+        receive(server, await first_datagram(bind, engines[0], server), stranger.getsockname())
+    assert len(server._deadlines) == 2
+    ours, theirs = await connect(await bind(engines[0]), server)
+    await echo_works(ours, theirs)
+
+
+async def test_the_last_word_to_an_unknown_source_stays_within_the_limit(
+    bind: Bind, engines: tuple[str, str], stranger: socket.socket
+) -> None:
+    server = await bind(engines[1])
+    for spent in (False, True):
+        first = await first_datagram(bind, engines[0], server)
+        answers = record(server)
+        receive(server, first, stranger.getsockname())
+        [pending] = server._deadlines
+        if spent:  # all that this source may be sent has been sent
+            answers.clear()
+            pending.link.bytes_out = 3 * pending.link.bytes_in
+        pending.end(1, "go away", ConnectionClosed(1, "go away"))
+        for _ in range(3):
+            server._driver.on_quic(b"\x40" + pending.link.engine.host_cid + bytes(40), 49, stranger.getsockname())
+        assert sum(map(len, answers)) <= (0 if spent else 3 * len(first))
+        assert not server._driver._closed  # nothing is said again
+
+
+async def test_an_error_in_our_own_code_ends_the_connection_instead_of_losing_bytes(
+    bind: Bind, engines: tuple[str, str]
+) -> None:
+    client, server = await bind(engines[0]), await bind(engines[1])
+    ours, theirs = await connect(client, server)
+    bulk, their_bulk = await connect(client, server, "bulk")
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    theirs.stream_data = broken  # type: ignore[method-assign,assignment]
+    await (await ours.open_stream()).write(b"lost?")
+    async with asyncio.timeout(5):
+        reason = await theirs.wait_closed()
+        await ours.wait_closed()
+    assert isinstance(reason, EngineFault)
+    assert isinstance(reason.__cause__, RuntimeError)
+    await echo_works(bulk, their_bulk)
+
+
+class Talker:
+    """An engine and its owner that have one datagram to send whenever they are asked."""
+
+    more = False
+
+    def datagrams(self, _: float) -> list[bytes]:
+        return [b"one"]
+
+    def timer(self) -> None:
+        return None
+
+    def before_transmit(self) -> None: ...
+
+    def after_transmit(self) -> None: ...
+
+
+class FullAfterOne:
+    """A peer socket that has room for one send at a time."""
+
+    def __init__(self) -> None:
+        self.blocked = False
+        self.sent: list[Route] = []
+
+    def send(self, route: Route, _: list[bytes]) -> None:
+        self.sent.append(route)
+        self.blocked = True
+
+
+async def test_a_socket_that_fills_up_holds_back_the_links_that_are_left() -> None:
+    driver = QuicDriver(lambda *_: None)
+    full: Any = FullAfterOne()
+    talker: Any = Talker()
+    driver.socket = full
+    routes = [Route(Path("loopback", ("127.0.0.1", port), 1280)) for port in (1, 2, 3)]
+    for route in routes:
+        link = Link(talker, route, validated=True)
+        link.owner = talker
+        driver.mark(link)
+    driver.on_drained()
+    for count in (1, 2, 3):
+        assert full.sent == routes[:count]
+        full.blocked = False
+        driver.on_writable()
+    assert full.sent == routes
+    driver.close()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from transport.config import TransportConfig
+from transport.config import RECEIVE_BURST, TransportConfig
 from transport.errors import Address, BindFailed
-from transport.udp_socket import MAX_QUEUED, UdpSocket, is_loopback, path_mtu
+from transport.udp_socket import MAX_QUEUED, UdpSocket, is_loopback, path_mtu, why_unreachable
 
 
 class Recorder:
@@ -106,6 +106,53 @@ class FailingSocket:
         if error is not None:
             raise OSError(error, "refused by the test")
         return self._real.sendto(data, address)
+
+
+class EmptySocket:
+    """A socket from which empty datagrams never stop coming."""
+
+    def __init__(self, real: socket.socket) -> None:
+        self._real = real
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def recvfrom(self, _: int) -> tuple[bytes, Address]:
+        self.calls += 1
+        return b"", ("127.0.0.1", 9)
+
+
+async def test_a_flood_of_empty_datagrams_does_not_hold_the_loop() -> None:
+    recorder = Recorder()
+    receiver = open_socket(recorder, gro=False)
+    receiver._socket = flood = EmptySocket(receiver._socket)  # type: ignore[assignment]
+    receiver._readable()
+    assert flood.calls == RECEIVE_BURST
+    assert recorder.drained == 1
+    receiver.close()
+
+
+async def test_what_was_read_is_answered_although_a_handler_raised() -> None:
+    one, two = Recorder(), Recorder()
+    sender, receiver = open_socket(one), open_socket(two)
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    receiver._on_other = broken
+    sender.send([b"\x40good", b"\x00bad"], receiver.address)
+    async with asyncio.timeout(5):
+        await two._news.wait()
+        while not reported:
+            two._news.clear()
+            await two._news.wait()
+    assert two.datagrams == [b"\x40good"]
+    assert two.drained >= 1
+    sender.close()
+    receiver.close()
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EINVAL])
@@ -226,3 +273,24 @@ def test_loopback_is_known_and_so_is_its_mtu() -> None:
     assert not is_loopback(("example.org", 1))
     mtu = path_mtu(("127.0.0.1", 9))
     assert mtu is None or mtu >= 1280
+
+
+@pytest.mark.parametrize(
+    ("local", "address", "words"),
+    [
+        ("0.0.0.0", "127.0.0.1", ""),
+        ("0.0.0.0", "198.51.100.1", ""),
+        ("127.0.0.1", "127.0.0.5", ""),
+        ("127.0.0.1", "198.51.100.1", "listens on 127.0.0.1 only and cannot reach other machines; listen on 0.0.0.0"),
+        ("127.0.0.1", "::1", "no IPv6; listen on ::"),
+        ("0.0.0.0", "2001:db8::1", "no IPv6; listen on ::"),
+        ("::", "127.0.0.1", ""),
+        ("::", "2001:db8::1", ""),
+        ("::1", "::1", ""),
+        ("::1", "198.51.100.1", "listens on ::1 only"),
+    ],
+)
+def test_what_a_socket_can_never_reach_is_known_with_the_reason(local: str, address: str, words: str) -> None:
+    reason = why_unreachable((local, 4433), (address, 9))
+    assert words in reason
+    assert bool(reason) == bool(words)

@@ -36,7 +36,7 @@ EXPORTER_LABEL = b"EXPORTER-peer-transport-authentication"
 SIGNATURE_CONTEXT = b"peer transport authentication, version 1\x00"
 BINDING_BYTES = 32
 MAX_BODY = 512
-MAX_LANE = 32
+MAX_LANE_BYTES = 32
 BOOT_ID_BYTES = 16
 FIRST_RESERVED_CODE = 0x4000
 
@@ -225,7 +225,7 @@ def _decode_authenticate(body: bytes) -> Authenticate:
     )
     signature_at = _AUTHENTICATE.size + lane_length
     signature = body[signature_at : signature_at + _SIGNATURE_BYTES]
-    if lane_length > MAX_LANE or len(signature) != _SIGNATURE_BYTES:
+    if lane_length > MAX_LANE_BYTES or len(signature) != _SIGNATURE_BYTES:
         raise BadControlFrame(f"control frame AUTHENTICATE: lane of {lane_length} bytes in a body of {len(body)}")
     try:
         lane = body[_AUTHENTICATE.size : signature_at].decode()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transport.errors import BadControlFrame
 from transport.proto.control_frames import (
     MAX_BODY,
-    MAX_LANE,
+    MAX_LANE_BYTES,
     Accept,
     Authenticate,
     ConnectionCredit,
@@ -118,7 +118,7 @@ def test_short_bodies_are_refused(wire: str) -> None:
 
 
 def test_a_lane_that_does_not_fit_is_refused() -> None:
-    frame = Authenticate(1, bytes(32), bytes(32), bytes(16), 0, 0, 0, "x" * (MAX_LANE + 1))
+    frame = Authenticate(1, bytes(32), bytes(32), bytes(16), 0, 0, 0, "x" * (MAX_LANE_BYTES + 1))
     with pytest.raises(BadControlFrame, match="lane of 33 bytes"):
         FrameReader().feed(frame.encode())
 
