@@ -6,12 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.expert_bank import ExpertBank
 from swarmnode.demo import MODEL
 from swarmnode.model.source_bank import SourceBank
 from swarmnode.onboard import ModelPack, onboard
+
+
+settings.register_profile("no deadline", deadline=None)  # a timing is never a test
+settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,10 @@ are accounted for.
 The pairs of a call are cut into slots. A slot is one attempt by one worker (or by the local engine) to
 compute its pairs:
 
-    RUNNING --answered--> ANSWERED RUNNING --failed, refused, worker lost--> FAILED      its pairs go to other
-    workers at once RUNNING --late--> RUNNING, hedged                     its pairs go to other workers too;
-    the first answer counts RUNNING --refused as overloaded, no other holder--> WAITING --time--> RUNNING
-    asks the same worker again
+    RUNNING --answered--> ANSWERED
+    RUNNING --failed, refused, worker lost--> FAILED      its pairs go to other workers at once
+    RUNNING --late--> RUNNING, hedged                     its pairs go to other workers too; the first answer counts
+    RUNNING --refused as overloaded, no other holder--> WAITING --time--> RUNNING      asks the same worker again
 
 "Go to other workers" makes the slot's rescue: slots of their own which cover exactly its pairs, and never ask
 a worker again that this line of slots has tried. So every line gets shorter by a worker at each step and must
@@ -41,7 +41,9 @@ Pairs = Sequence[int]  # ascending
 class CallPolicy:
     """When to give up, and how to spread. Seconds."""
 
-    give_up_s: float = 30.0  # without any answer: longer than a path change or a relay reconnect takes
+    # Without any answer: longer than a path change or a relay reconnect takes. Not while this node's own engine
+    # computes for the call: it says itself when it fails, and nobody else is to blame for a slow disk.
+    give_up_s: float = 30.0
     queue_s: float = 1.0  # in this node's own queue for a worker, before another one is asked
     overloaded_retry_s: float = 0.02  # doubled each time; a queue of a few calls drains in this
     overloaded_retry_max_s: float = 1.0
@@ -134,6 +136,10 @@ class _Slot:
     was_late: bool = False
 
     @property
+    def computes_here(self) -> bool:
+        return self.state is _State.RUNNING and self.candidate.worker == LOCAL and not self.cancelled
+
+    @property
     def settled(self) -> bool:
         if self.state is _State.ANSWERED:
             return True
@@ -210,6 +216,8 @@ class Call:
         slot = self._open_slot(attempt)
         if slot is None or slot.state is not _State.RUNNING:
             return []
+        if slot.candidate.worker == LOCAL:
+            self._progress_at = now  # nobody was waited for in vain meanwhile
         actions: list[Action] = []
         self._fail(slot, why, now, actions, overloaded=overloaded)
         return self._settle(actions)
@@ -225,7 +233,7 @@ class Call:
     def tick(self, now: float) -> list[Action]:
         """Let time pass: late attempts are hedged, overloaded workers asked again, silence ends the call."""
         actions: list[Action] = []
-        if now >= self._progress_at + self.policy.give_up_s:
+        if now >= self._give_up_at():
             for slot in list(self._by_attempt.values()):
                 if slot.state in (_State.RUNNING, _State.WAITING):
                     self._note(slot, f"no answer in {self.policy.give_up_s:g} s")
@@ -250,13 +258,18 @@ class Call:
         if self.done:
             return math.inf
         first = min((slot.due for slot in self._by_attempt.values()), default=math.inf)
-        return min(first, self._progress_at + self.policy.give_up_s)
+        return min(first, self._give_up_at())
 
     def cancel(self) -> list[Action]:
         """End the call without a result."""
         return self._end([], None)
 
     # How slots come and go.
+
+    def _give_up_at(self) -> float:
+        if any(slot.computes_here for slot in self._by_attempt.values()):
+            return math.inf
+        return self._progress_at + self.policy.give_up_s
 
     def _open_slot(self, attempt: int) -> _Slot | None:
         return None if self.done else self._by_attempt.get(attempt)

@@ -1,11 +1,12 @@
-"""The worker's judgement of a CALL before its engine may see it: every number in it, against what is really
-there.
+"""The worker's judgement of a CALL before its engine may see it: every number, against what is really there.
 
 Pure. Called by `worker.py` for each CALL. What passes here cannot make an engine read outside its arrays or
 its slices.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -19,8 +20,9 @@ Refusal = tuple[RefuseCode, str]
 _WIRES = frozenset(map(int, WireType))
 
 
-def check_call(frame: CallFrame, site: Site | None, held: int, limits: AdmissionLimits) -> Refusal | None:
-    """Return why a call cannot be computed, None if it can. `held` is the bitmap of the experts here."""
+def check_call(frame: CallFrame, sites: Mapping[int, Site], held: int, limits: AdmissionLimits) -> Refusal | None:
+    """Return why a call cannot be computed, None if it can. `held` is the bitmap of the experts here of its site."""
+    site = sites.get(frame.site)
     if site is None:
         return _bad(f"the model has no site {frame.site}")
     before = site.recipe.weights == "before"

@@ -72,10 +72,11 @@ class ExpertClient:
     async def attach(self, connection: Connection) -> RemoteWorker:
         """Make the worker at the other end callable; it is detached by itself when the connection ends.
 
-        The connection belongs to this client from here on. Raises HelloMismatch, BadFrame, CallRefused and
-        TransportError, and has then closed it.
+        The connection belongs to this client from here on. Raises HelloMismatch, BadFrame, CallRefused,
+        TransportError, and DispatchError once this client is closed; whatever it raises, it has closed the connection.
         """
         if self._closed:
+            await connection.close(0, "client closed")
             raise DispatchError("this client is closed")
         number = next(self._numbers)
         worker = await attach_worker(connection, number, self._key, self._sites, self._options)
@@ -257,7 +258,7 @@ class ExpertClient:
             return
         error = future.exception()
         if error is not None:
-            self._advance(pending, lambda call, now: call.failed(attempt, str(error), now))
+            self._advance(pending, lambda call, now: call.failed(attempt, str(error) or type(error).__name__, now))
             return
         pending.keep(attempt, future.result(), None)
         self._advance(pending, lambda call, now: call.answered(attempt, now))

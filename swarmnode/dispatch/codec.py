@@ -3,8 +3,8 @@
 Pure. Not the frame around them (`frames.py`) and not what the rows mean (`request.py`). Called by both ends:
 the client encodes x and decodes the answers, the worker the other way round.
 
-    F32   n × d little-endian IEEE 754 binary32, row by row. Lossless: the only type that exact mode may claim
-    bits for. F16   n × d little-endian IEEE 754 binary16, row by row.
+    F32   n × d little-endian IEEE 754 binary32, row by row. Lossless: the only type that exact mode may claim bits for.
+    F16   n × d little-endian IEEE 754 binary16, row by row.
 
 A value outside binary16 (|x| > 65504) would become infinity without a word. `encode_rows` does not let it: it
 sends those rows as F32 instead and says so in the type it returns, which every frame carries beside its rows.
@@ -59,8 +59,7 @@ def encode_rows(rows: F32, wire: WireType) -> tuple[WireType, memoryview]:
 
 
 def decode_rows(data: Buffer, wire: WireType, n: int, d: int) -> F32:
-    """Decode n rows of d values into float32[n, d]; F32 is a read-only view of `data` where its alignment
-    allows.
+    """Decode n rows of d values into float32[n, d]; F32 is a read-only view of `data` where its alignment allows.
 
     Raises BadFrame unless `data` is exactly as long as such rows are; nothing is allocated before that.
     """

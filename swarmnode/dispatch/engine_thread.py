@@ -1,8 +1,8 @@
-"""The one thread that runs a worker's engine, and how calls get to it and answers back.
+"""How a worker's engine is called: one function, and the thread that runs it for all but the shortest calls.
 
-A shell around `Engine`, which is not thread safe. Not the order of calls: that is `admission.py`. Owned by
-`worker.py`. Rows are decoded and encoded here too, so that the loop thread never touches more than a frame's
-head.
+A shell around `Engine`, which is not thread safe: the loop thread may call `run_call` itself only while the
+engine's thread has nothing to do. Who computes what, and in which order, is decided by `worker.py`, which owns
+the thread, and by `admission.py`. Rows are decoded and encoded here, on the thread that computes them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ class Result:
     failed: str = ""
 
 
+OnDone = Callable[[Result], None]
+
+
 def run_call(engine: Engine, site: Site, frame: CallFrame, arrived: float) -> Result:
-    """Compute a checked call; whatever the engine raises becomes a refusal."""
+    """Compute a checked call; whatever fails on the way becomes a refusal."""
     started = time.monotonic()
     queued = started - arrived
     try:
@@ -51,32 +54,26 @@ def run_call(engine: Engine, site: Site, frame: CallFrame, arrived: float) -> Re
             out = engine.raw_rows(site.index, x, rows, experts)
         busy = time.monotonic() - started
         wire, data = encode_rows(out, WireType(frame.wire_back))
+        answer = Answer(frame.id, wire, len(out), round(queued * 1e6), round(busy * 1e6), data)
+        return Result(answer.encode(), busy, queued)
     except Exception as error:
         log.info("engine_failed site=%d pairs=%d", site.index, frame.n_pairs, exc_info=True)
-        why = f"{type(error).__name__}: {error}"
-        refusal = Refuse(frame.id, RefuseCode.COMPUTE_FAILED, why)
-        return Result(refusal.encode(), time.monotonic() - started, queued, why)
-    answer = Answer(frame.id, wire, len(out), round(queued * 1e6), round(busy * 1e6), data)
-    return Result(answer.encode(), busy, queued)
+        return _refusal(frame, f"{type(error).__name__}: {error}", time.monotonic() - started, queued)
 
 
 class EngineThread:
-    """Runs what it is given, one after the other; `on_done` is called on the loop with each result."""
+    """Runs calls one after the other; `on_done` is called on the loop with the result of each."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
         self._loop = loop
-        self._queue: queue.SimpleQueue[Callable[[], Callable[[], None]] | None] = queue.SimpleQueue()
+        self._engine = engine
+        self._queue: queue.SimpleQueue[tuple[Site, CallFrame, float, OnDone] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="expert-engine", daemon=True)
         self._thread.start()
 
-    def run(self, work: Callable[[], Result], on_done: Callable[[Result], None]) -> None:
-        """Have `work` done in the thread and `on_done` called with its result on the loop."""
-
-        def both() -> Callable[[], None]:
-            result = work()
-            return lambda: on_done(result)
-
-        self._queue.put(both)
+    def run(self, site: Site, frame: CallFrame, arrived: float, on_done: OnDone) -> None:
+        """Have a checked call computed; see `run_call`."""
+        self._queue.put((site, frame, arrived, on_done))
 
     def close(self, timeout: float) -> bool:
         """Have the thread end after what it has; wait for it. False if it still runs then."""
@@ -85,7 +82,16 @@ class EngineThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (work := self._queue.get()) is not None:
-            done = work()
+        while (call := self._queue.get()) is not None:
+            site, frame, arrived, on_done = call
+            try:
+                result = run_call(self._engine, site, frame, arrived)
+            except BaseException as error:  # not even exit() may end this thread: every later call would hang
+                log.exception("engine_thread_survived site=%d pairs=%d", site.index, frame.n_pairs)
+                result = _refusal(frame, type(error).__name__, 0.0, 0.0)
             with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
-                self._loop.call_soon_threadsafe(done)
+                self._loop.call_soon_threadsafe(on_done, result)
+
+
+def _refusal(frame: CallFrame, why: str, busy: float, queued: float) -> Result:
+    return Result(Refuse(frame.id, RefuseCode.COMPUTE_FAILED, why).encode(), busy, queued, why)

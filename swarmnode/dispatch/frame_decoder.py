@@ -16,6 +16,7 @@ from swarmnode.dispatch.frames import (
     ANSWER_HEAD,
     BULK,
     CALL_HEAD,
+    F32_LE,
     HEADER,
     LIMITS,
     MAX_BULK,
@@ -24,6 +25,7 @@ from swarmnode.dispatch.frames import (
     PROTOCOL_VERSION,
     ROW_PER_PAIR,
     SITE_HEAD,
+    U16,
     Answer,
     CallFrame,
     Cancel,
@@ -45,8 +47,7 @@ from swarmnode.errors import BadFrame
 
 
 class FrameDecoder:
-    """Cuts a byte stream into frames of the accepted types; CALL and ANSWER up to `max_bulk` bytes, others
-    MAX_CONTROL.
+    """Cuts a byte stream into frames of the accepted types: CALL and ANSWER up to `max_bulk` bytes, others MAX_CONTROL.
 
     A frame that lies whole inside one fed chunk is parsed where it lies; only one that is split over chunks
     is copied. What is held is never more than what has been fed of one frame, and its length is judged before
@@ -176,8 +177,8 @@ def _parse_call(read: _Reader) -> CallFrame:
         n_tokens,
         n_rows,
         np.frombuffer(data[:experts_at], token),
-        np.frombuffer(data[experts_at:weights_at], "<u2"),
-        np.frombuffer(data[weights_at:rows_at], "<f4") if flag_bits == PARTIAL else None,
+        np.frombuffer(data[experts_at:weights_at], U16),
+        np.frombuffer(data[weights_at:rows_at], F32_LE) if flag_bits == PARTIAL else None,
         data[rows_at:],
     )
 

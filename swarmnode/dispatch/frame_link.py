@@ -1,10 +1,9 @@
-"""One dispatch stream as frames instead of bytes, at either end; and one end of it, however many things
-break.
+"""One dispatch stream as frames instead of bytes, at either end; and one end of it, however many things break.
 
 A shell around `Connection` and `Stream`, loop thread only. Bytes become frames (`frame_decoder.py`), frames
 leave through `frame_writer.py`; whatever goes wrong (garbage, a frame that its handler refuses, a peer that
-does not read, a closed stream) resolves `ended` with one line that says why. The connection belongs to this
-stream and is closed with it. Owned by `remote_worker.py` and by `worker.py`.
+does not read or stops our side, a closed stream) resolves `ended` with one line that says why. The connection
+belongs to this stream and is closed with it. Owned by `remote_worker.py` and by `worker.py`.
 """
 
 from __future__ import annotations
@@ -99,6 +98,7 @@ class FrameLink:
         with contextlib.suppress(TransportError, TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._writer.drain()
+                self._writer.close()  # a frame that comes from now on is dropped: it is no fault of the peer
                 await self._stream.finish()
                 await asyncio.shield(self.ended)
 
@@ -120,6 +120,9 @@ class FrameLink:
                     self._early.append(frame)
         except PeerFault as error:
             self.break_off(str(error))
+        except Exception:
+            log.exception("dispatch_decoder_failed peer=%s", self.connection.peer.short)
+            self.break_off("internal error in the frame decoder")  # the transport would reset the stream and not say so
         if self._early and not self._arrived.is_set():
             self._arrived.set()
             self._stream.pause_reading()

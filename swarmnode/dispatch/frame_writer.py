@@ -1,9 +1,9 @@
 """Writes frames to a stream in order: at once while the peer keeps up, as it takes them otherwise.
 
 A shell around `Stream.write_nowait`. Not the frames. Each end of a dispatch stream owns one writer; loop
-thread only. When the transport's buffer is full, frames queue here and one task feeds them as credit comes; a
-peer that takes nothing for `stall_s` is reported to `on_stalled`, and what is queued is bounded by what the
-owner hands over.
+thread only. When the transport's buffer is full, frames queue here and one task feeds them as credit comes;
+what is queued is bounded by what the owner hands over. A peer that takes nothing for `stall_s`, or lets nothing
+more be sent (the receiving side hears nothing of that), is reported to `on_stalled`, once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Written = Callable[[], None]
 
 
 class FrameWriter:
-    """See the module."""
+    """See the module. `on_stalled` gets the reason, in a turn of the loop of its own: never from inside `send`."""
 
     def __init__(self, stream: Stream, stall_s: float, on_stalled: Callable[[str], None]) -> None:
         self._stream = stream
@@ -33,7 +33,7 @@ class FrameWriter:
         self.bytes_out = 0
 
     def send(self, frame: bytes, on_written: Written | None = None) -> None:
-        """Write a frame after those before it; `on_written` is called once the transport has it."""
+        """Write a frame after those before it; `on_written` is called once the transport has it, if it ever does."""
         if self._closed:
             return
         self.bytes_out += len(frame)
@@ -42,16 +42,16 @@ class FrameWriter:
                 self._stream.write_nowait(frame)
             except SendBufferFull:
                 self._flush = asyncio.get_running_loop().create_task(self._feed())
-            except TransportError:
-                return  # the stream has ended; its owner hears of it through the receiver
+            except TransportError as error:
+                self._give_up(str(error))
+                return
             else:
                 if on_written is not None:
                     on_written()
                 return
         self._queue.append((frame, on_written))
         if len(self._queue) > MAX_QUEUED:
-            self.close()
-            self._on_stalled(f"left {MAX_QUEUED} frames unread")
+            self._give_up(f"left {MAX_QUEUED} frames unread")
 
     async def drain(self) -> None:
         """Wait until everything has been handed to the transport."""
@@ -67,6 +67,7 @@ class FrameWriter:
             self._flush = None
 
     async def _feed(self) -> None:
+        why = None
         try:
             while self._queue:
                 frame, on_written = self._queue[0]
@@ -76,10 +77,14 @@ class FrameWriter:
                 self._queue.popleft()
                 if on_written is not None:
                     on_written()
-            self._flush = None
         except TimeoutError:
-            self._flush = None
-            self.close()
-            self._on_stalled(f"took no data for {self._stall_s:g} s")
-        except TransportError:
-            pass  # as in send()
+            why = f"took no data for {self._stall_s:g} s"
+        except TransportError as error:
+            why = str(error)
+        self._flush = None
+        if why is not None:
+            self._give_up(why)
+
+    def _give_up(self, why: str) -> None:
+        self.close()
+        asyncio.get_running_loop().call_soon(self._on_stalled, why)

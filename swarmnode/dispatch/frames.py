@@ -52,6 +52,8 @@ LIMITS = struct.Struct("<IIH")
 SITE_HEAD = struct.Struct("<HH")
 PARTIAL, ROW_PER_PAIR = 1, 2  # the flags of CALL
 _WIDE_TOKENS = 1 << 16  # above this many tokens an index does not fit u16
+# Made once: both ends need them in every call.
+U16, U32, F32_LE = np.dtype("<u2"), np.dtype("<u4"), np.dtype("<f4")
 
 
 class FrameType(IntEnum):
@@ -200,8 +202,8 @@ class CallFrame:
             len(self.rows),
         )
         tokens = np.asarray(self.tokens, token_dtype(self.n_tokens)).tobytes()
-        experts = np.asarray(self.experts, "<u2").tobytes()
-        weights = b"" if self.weights is None else np.asarray(self.weights, "<f4").tobytes()
+        experts = np.asarray(self.experts, U16).tobytes()
+        weights = b"" if self.weights is None else np.asarray(self.weights, F32_LE).tobytes()
         return _frame(self.type, head, tokens, experts, weights, self.rows)
 
 
@@ -281,7 +283,7 @@ def _frame(kind: FrameType, *parts: Buffer) -> bytes:
 
 def token_dtype(n_tokens: int) -> np.dtype[np.unsignedinteger]:
     """Return the type of a token index in a CALL of n_tokens."""
-    return np.dtype("<u2") if n_tokens <= _WIDE_TOKENS else np.dtype("<u4")
+    return U16 if n_tokens <= _WIDE_TOKENS else U32
 
 
 def _pack_text(text: str) -> bytes:

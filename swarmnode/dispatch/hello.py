@@ -1,8 +1,6 @@
-"""What both ends of a dispatch stream must have in common, and the judgement of the other end's HELLO or
-WELCOME.
+"""What both ends of a dispatch stream must have in common, and the judgement of the other end's HELLO or WELCOME.
 
-Pure. `client.py` and `worker.py` are built with a `ModelKey` and judge the peer's key by it before anything
-else.
+Pure. `client.py` and `worker.py` are built with a `ModelKey` and judge the peer's key by it before anything else.
 """
 
 from __future__ import annotations

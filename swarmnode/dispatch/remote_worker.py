@@ -35,7 +35,7 @@ from swarmnode.dispatch.frames import (
     Welcome,
 )
 from swarmnode.dispatch.health import Health, Latency
-from swarmnode.dispatch.hello import check_key, experts_of, unpack_holdings
+from swarmnode.dispatch.hello import check_key, experts_of, mask_of, unpack_holdings
 from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.dispatch.replicas import Candidate
 from swarmnode.dispatch.request import Request, Share
@@ -45,8 +45,6 @@ from transport.connection import Connection
 
 MAX_BYTES = MAX_BULK // 2  # of x, and of an answer's rows: their frames then fit the decoders
 MAX_CALLS = 64
-# The refusals that are no fault of the worker: it said so in time and may be asked again.
-_HARMLESS = frozenset({RefuseCode.OVERLOADED, RefuseCode.SHUTTING_DOWN, RefuseCode.CANCELLED, RefuseCode.NOT_HELD})
 
 
 class WorkerEvents(Protocol):
@@ -249,10 +247,25 @@ class RemoteWorker:
         if asked is None or self._events is None:
             return
         why = f"refused, {refuse.code.name.lower().replace('_', ' ')}: {refuse.why}"
-        if refuse.code not in _HARMLESS:
+        if refuse.code is RefuseCode.SHUTTING_DOWN:
+            self.leaving = True  # as after GOODBYE
+        if not self._harmless(refuse.code, asked):
             self.health.fault(why, time.monotonic())
         if not asked.cancelled:
             self._events.on_failure(refuse.id, why, overloaded=refuse.code is RefuseCode.OVERLOADED)
+
+    def _harmless(self, code: RefuseCode, asked: _Asked) -> bool:
+        """Whether a refusal is no fault of the worker: it said so in time, and what it says of itself agrees."""
+        match code:
+            case RefuseCode.OVERLOADED | RefuseCode.SHUTTING_DOWN:
+                return True
+            case RefuseCode.CANCELLED:
+                return asked.cancelled
+            case RefuseCode.NOT_HELD:  # unless it claims them still: it would be asked first for ever
+                held = self.held.get(asked.share.request.site.index, 0)
+                return bool(mask_of(asked.share.experts) & ~held)
+            case _:
+                return False
 
     def _lose(self, why: str) -> None:
         self.leaving = True
@@ -272,8 +285,7 @@ async def attach_worker(
 ) -> RemoteWorker:
     """Open the dispatch stream and exchange HELLO. Closes the connection and raises when they do not fit.
 
-    Raises HelloMismatch, BadFrame, CallRefused (it closed the stream, or said nothing in time),
-    TransportError.
+    Raises HelloMismatch, BadFrame, CallRefused (it closed the stream, or said nothing in time), TransportError.
     """
     link: FrameLink | None = None
     try:

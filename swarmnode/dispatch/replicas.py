@@ -4,14 +4,12 @@ Pure. `call.py` asks it when a call begins, and again for the experts of a worke
 
 The order of what counts, for one layer's call:
 
-1. Round trips. All workers are asked at once, so the call takes as long as its slowest one: workers of a
-slower
+1. Round trips. All workers are asked at once, so the call takes as long as its slowest one: workers of a slower
    latency class are asked only when the faster ones do not hold everything that is needed.
-2. Few workers. Each distinct worker sends back a row per token, so fewest workers mean fewest bytes: greedy
-set cover,
-   which is within ln(k) of the minimum and takes microseconds.
+2. Few workers. Each distinct worker sends back a row per token, so fewest workers mean fewest bytes: greedy set
+   cover, which is within ln(k) of the minimum and takes microseconds.
 3. Load, where two workers would cover the same number of experts.
-4. The peer's key, so that the same experts keep going to the same worker.
+4. The worker's name, so that the same experts keep going to the same worker.
 
 A call with many pairs is bound by compute instead: its experts are spread over all workers of the class that
 hold them.

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -27,6 +26,7 @@ from swarmnode.dispatch.admission import Admission, AdmissionLimits, Ticket
 from swarmnode.dispatch.call_check import check_call
 from swarmnode.dispatch.codec import WireType, rows_size
 from swarmnode.dispatch.engine_thread import EngineThread, Result, run_call
+from swarmnode.dispatch.engine_times import EngineTimes
 from swarmnode.dispatch.frames import (
     CallFrame,
     Goodbye,
@@ -45,12 +45,15 @@ from swarmnode.errors import PeerFault
 from transport.connection import Connection
 from transport.errors import TransportError
 
-# Calls given to the engine's thread at a time: while one runs the next is there already, so the engine does
-# not wait for the loop; more would take the choice of the next client away from admission.
+# Calls taken from admission at a time: while one runs in the engine's thread the next is there already, so the
+# engine does not wait for the loop; more would take the choice of the next client away from admission.
 ENGINE_DEPTH = 2
-# A call expected to take less than this runs on the loop's own thread: it costs less than the two thread changes it
-# saves, and its answer leaves in the same datagram as the acknowledgement of the call.
+# A call expected to take less than this runs on the loop's own thread, if the engine is free: it costs less than
+# the two thread changes it saves, and its answer leaves in the same datagram as the acknowledgement of the call.
 INLINE_S = 300e-6
+# The most x and answer such a call may have, counted as F32: what the engine's time does not show is copied in tens
+# of microseconds then. One token's pairs fit: 8 rows of 7,168 values and their x.
+INLINE_BYTES = 1 << 18
 log = logging.getLogger(__name__)
 
 
@@ -89,9 +92,9 @@ class ExpertWorker:
         self._held: dict[int, int] = {}  # site -> bitmap of its experts
         self._read_holdings()
         self._admission: Admission[Job] = Admission(self._limits)
-        self._thread = EngineThread(asyncio.get_running_loop())
+        self._thread = EngineThread(asyncio.get_running_loop(), engine)
         self._running = 0  # calls given to the engine
-        self._pair_s: dict[int, float] = {}  # site -> engine seconds per pair of its last call
+        self._times = EngineTimes()
         self._sessions: set[Session] = set()
         self._closing = False
         self._idle = asyncio.Event()
@@ -166,12 +169,10 @@ class ExpertWorker:
         """See Owner."""
         if self._closing:
             return self._refuse(frame.id, RefuseCode.SHUTTING_DOWN, "this worker is leaving")
-        site = self._sites.get(frame.site)
-        if site is None:
-            return self._refuse(frame.id, RefuseCode.BAD_REQUEST, f"the model has no site {frame.site}")
-        refusal = check_call(frame, site, self._held.get(frame.site, 0), self._limits)
+        refusal = check_call(frame, self._sites, self._held.get(frame.site, 0), self._limits)
         if refusal is not None:
             return self._refuse(frame.id, *refusal)
+        site = self._sites[frame.site]
         n_back = frame.n_tokens if frame.partial else frame.n_pairs
         nbytes = len(frame.rows) + rows_size(WireType.F32, n_back, site.d_out)
         job = Job(session, frame, site, time.monotonic())
@@ -186,11 +187,10 @@ class ExpertWorker:
         while self._running < ENGINE_DEPTH and (ticket := self._admission.take()) is not None:
             job = ticket.job
             self._running += 1
-            if self._running == 1 and self._expected_s(job) < INLINE_S:
+            if self._fits_loop(ticket):
                 self._settle(ticket, run_call(self._engine, job.site, job.frame, job.arrived))
-                continue
-            work = functools.partial(run_call, self._engine, job.site, job.frame, job.arrived)
-            self._thread.run(work, functools.partial(self._done, ticket))
+            else:
+                self._thread.run(job.site, job.frame, job.arrived, functools.partial(self._done, ticket))
 
     def cancel(self, ticket: Ticket[Job]) -> Refuse | None:
         """See Owner."""
@@ -205,9 +205,11 @@ class ExpertWorker:
         self._admission.release(ticket)
         self._update_idle()
 
-    def _expected_s(self, job: Job) -> float:
-        """What the call will take, from the last one of its site; unknown counts as long."""
-        return self._pair_s.get(job.frame.site, math.inf) * job.frame.n_pairs
+    def _fits_loop(self, ticket: Ticket[Job]) -> bool:
+        """Whether the call just taken may run on the loop thread: see INLINE_S and INLINE_BYTES."""
+        if self._running > 1 or ticket.nbytes > INLINE_BYTES:
+            return False
+        return self._times.expected(ticket.job.frame.site, ticket.pairs) < INLINE_S
 
     def _done(self, ticket: Ticket[Job], result: Result) -> None:
         """Take a result from the engine's thread, which has been given the next call before."""
@@ -217,15 +219,15 @@ class ExpertWorker:
     def _settle(self, ticket: Ticket[Job], result: Result) -> None:
         self._running -= 1
         job, totals = ticket.job, self._totals
-        self._pair_s[job.frame.site] = result.busy_s / job.frame.n_pairs
         totals.busy_s += result.busy_s
         totals.queued_s += result.queued_s
         if result.failed:
             totals.refused[RefuseCode.COMPUTE_FAILED] += 1
             totals.last_fault = result.failed
         else:
+            self._times.add(job.frame.site, ticket.pairs, result.busy_s)
             totals.calls += 1
-            totals.pairs += job.frame.n_pairs
+            totals.pairs += ticket.pairs
         frame = result.frame
         if job.cancelled:
             frame = self._refuse(job.frame.id, RefuseCode.CANCELLED, "cancelled").encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -197,6 +198,12 @@ class BrokenEngine(NullEngine):
 
     def raw_rows(self, site: int, x: F32, rows: I32, experts: I32) -> F32:
         raise RuntimeError("device lost")
+
+
+def stop_sending(stream: Stream) -> None:
+    """Send STOP_SENDING alone, which nothing public does: the peer can send no more, and hears nothing else of it."""
+    ours = types.SimpleNamespace(id=stream.id, send_ended=True, receive_ended=False)
+    stream._host.abort(ours, 5)  # type: ignore[arg-type]  # a stream whose other side is not to be reset
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -36,11 +37,13 @@ class FakeSwarm:
 class Driver:
     """Carries actions out on paper and checks that they make sense."""
 
-    def __init__(self, swarm: FakeSwarm, experts: Sequence[int], n_expert: int = 16) -> None:
+    def __init__(
+        self, swarm: FakeSwarm, experts: Sequence[int], n_expert: int = 16, policy: CallPolicy = POLICY
+    ) -> None:
         self.swarm = swarm
         self.experts = list(experts)
         count = itertools.count(1)
-        self.call = Call(7, self.experts, n_expert, swarm, lambda: next(count), POLICY)
+        self.call = Call(7, self.experts, n_expert, swarm, lambda: next(count), policy)
         self.asked: dict[int, tuple[int, list[int]]] = {}  # attempt -> worker, pairs
         self.open: set[int] = set()
         self.late: list[int] = []
@@ -167,6 +170,36 @@ def test_silence_ends_the_call() -> None:
     assert "w0: no answer in 10 s" in str(driver.error)
 
 
+def test_silence_does_not_end_what_the_local_engine_still_computes() -> None:
+    driver = Driver(FakeSwarm({}, local=[1]), [1])
+    driver.tick(1000.0)
+    assert driver.error is None
+    assert driver.call.next_due() == float("inf")
+    driver.answer(LOCAL, 2000.0)
+    assert driver.counted() == [0]
+
+
+def test_workers_have_their_time_again_when_the_local_engine_is_done() -> None:
+    driver = Driver(FakeSwarm({0: [2]}, local=[1]), [1, 2])
+    driver.tick(1000.0)
+    driver.answer(LOCAL, 2000.0)
+    driver.tick(2009.9)
+    assert driver.error is None
+    driver.tick(2010.0)
+    assert isinstance(driver.error, CallFailed)
+    assert "w0: no answer in 10 s" in str(driver.error)
+
+
+def test_a_slow_disk_that_fails_at_last_leaves_the_others_their_time() -> None:
+    policy = dataclasses.replace(POLICY, local_first=True)
+    driver = Driver(FakeSwarm({0: [1]}, local=[1]), [1], policy=policy)
+    driver.tick(1000.0)
+    driver.fail(LOCAL, "disk gone", 2000.0)
+    driver.tick(2000.5)
+    driver.answer(0, 2000.6)
+    assert driver.counted() == [0]
+
+
 def test_a_lost_worker_loses_all_its_attempts_at_once() -> None:
     swarm = FakeSwarm({0: [1, 2], 1: [1, 2]})
     swarm.workers[0] = Candidate(0, "w0", mask_of([1, 2]), max_pairs=16)
@@ -280,9 +313,12 @@ def test_every_call_ends_and_counts_each_pair_once(
                 driver.take(driver.call.failed(attempt, "broken", now), now)
             else:
                 driver.take(driver.call.failed(attempt, "no", now, overloaded=kind == "overloaded"), now)
-    for _ in range(10_000):  # from here on nobody answers: time alone must end it
+    for _ in range(10_000):  # from here on no worker answers: time alone must end it, once the engine here has ended
         if driver.call.done:
             break
+        if any(driver.asked[a][0] == LOCAL for a in driver.open):
+            driver.fail(LOCAL, "broken", now)
+            continue
         now = max(now, driver.call.next_due())
         driver.tick(now)
     assert driver.call.done

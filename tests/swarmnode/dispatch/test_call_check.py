@@ -20,6 +20,7 @@ from tests.swarmnode.dispatch.samples import D_IN, SITES, full_engine, make_inpu
 
 LIMITS = AdmissionLimits()
 HELD = (1 << 16) - 1
+BY_INDEX = {site.index: site for site in SITES}
 
 
 def good(site: int = 0, n: int = 3, *, partial: bool = True) -> CallFrame:
@@ -30,7 +31,7 @@ def good(site: int = 0, n: int = 3, *, partial: bool = True) -> CallFrame:
 @pytest.mark.parametrize("partial", [False, True])
 @pytest.mark.parametrize("site", [0, 1, 2])
 def test_what_the_client_sends_passes(site: int, partial: bool) -> None:
-    assert check_call(good(site, partial=partial), SITES[site], HELD, LIMITS) is None
+    assert check_call(good(site, partial=partial), BY_INDEX, HELD, LIMITS) is None
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_what_the_client_sends_passes(site: int, partial: bool) -> None:
 )
 def test_a_lie_is_refused_by_name(change: dict[str, object], message: str) -> None:
     frame = dataclasses.replace(good(), **change)  # type: ignore[arg-type]  # fields of several types
-    refusal = check_call(frame, SITES[0], HELD, LIMITS)
+    refusal = check_call(frame, BY_INDEX, HELD, LIMITS)
     assert refusal is not None
     assert refusal[0] is RefuseCode.BAD_REQUEST
     assert message in refusal[1]
@@ -60,14 +61,14 @@ def test_a_lie_is_refused_by_name(change: dict[str, object], message: str) -> No
 def test_what_is_not_held_is_named() -> None:
     frame = dataclasses.replace(good(), experts=np.array([3, 4, 9, 3] * 3, np.uint16))
     held = HELD & ~(1 << 3 | 1 << 9)
-    assert check_call(frame, SITES[0], held, LIMITS) == (RefuseCode.NOT_HELD, "experts 3, 9 not held here")
-    assert check_call(frame, SITES[0], 0, LIMITS) == (RefuseCode.NOT_HELD, "experts 3, 4, 9 not held here")
+    assert check_call(frame, BY_INDEX, held, LIMITS) == (RefuseCode.NOT_HELD, "experts 3, 9 not held here")
+    assert check_call(frame, BY_INDEX, 0, LIMITS) == (RefuseCode.NOT_HELD, "experts 3, 4, 9 not held here")
 
 
 def test_a_site_that_does_not_exist_and_a_call_that_is_too_large() -> None:
-    assert check_call(good(), None, 0, LIMITS) == (RefuseCode.BAD_REQUEST, "the model has no site 0")
+    assert check_call(good(), {}, 0, LIMITS) == (RefuseCode.BAD_REQUEST, "the model has no site 0")
     small = AdmissionLimits(max_bytes=500)
-    assert check_call(good(), SITES[0], HELD, small) == (RefuseCode.BAD_REQUEST, "576 bytes one way; 500 are taken")
+    assert check_call(good(), BY_INDEX, HELD, small) == (RefuseCode.BAD_REQUEST, "576 bytes one way; 500 are taken")
 
 
 @given(st.data())
@@ -91,6 +92,6 @@ def test_whatever_passes_the_engine_can_compute(data: st.DataObject) -> None:
         np.ones(n_pairs, np.float32) if partial and not row_per_pair else None,
         bytes(n_rows * D_IN * data.draw(st.sampled_from([2, 4]))),
     )
-    if check_call(frame, site, HELD, LIMITS) is None:
+    if check_call(frame, BY_INDEX, HELD, LIMITS) is None:
         [answer] = FrameDecoder(FrameType).feed(run_call(full_engine(), site, frame, 0.0).frame)
         assert isinstance(answer, Answer)

@@ -11,10 +11,18 @@ import pytest
 from swarmnode.dispatch.admission import AdmissionLimits
 from swarmnode.dispatch.call import CallPolicy
 from swarmnode.dispatch.frames import Answer, CallFrame, HoldingsUpdate, Refuse, RefuseCode, SiteHoldings
-from swarmnode.dispatch.options import DispatchOptions
+from swarmnode.dispatch.options import DispatchOptions, WorkerOptions
 from swarmnode.errors import CallFailed, Cancelled, DispatchError, NobodyHolds, SwarmnodeError
 from tests.swarmnode.dispatch.samples import D_OUT, SITES, everything, full_engine, local_rows, make_input
-from tests.swarmnode.dispatch.swarm import LIMITS, Behaviour, GatedEngine, cut_up, eventually, swarm
+from tests.swarmnode.dispatch.swarm import (
+    LIMITS,
+    Behaviour,
+    GatedEngine,
+    cut_up,
+    eventually,
+    stop_sending,
+    swarm,
+)
 from transport.stream import Stream
 
 ALL = everything()
@@ -230,7 +238,7 @@ async def test_a_worker_that_keeps_failing_is_left_alone_for_a_while() -> None:
         calls.append(frame.id)
         nan(frame, stream)
 
-    options = DispatchOptions(faults_allowed=3, suspension_s=60.0)
+    options = DispatchOptions(near_s=10.0, faults_allowed=3, suspension_s=60.0)
     async with swarm(options) as s:
         await s.add_scripted({0: range(16)}, failing)
         await s.add({0: range(8)})
@@ -243,9 +251,70 @@ async def test_a_worker_that_keeps_failing_is_left_alone_for_a_while() -> None:
         assert view.failures == 3
 
 
+@pytest.mark.parametrize("code", [RefuseCode.NOT_HELD, RefuseCode.CANCELLED])
+async def test_a_worker_whose_refusals_belie_it_is_left_alone_for_a_while(code: RefuseCode) -> None:
+    calls: list[int] = []
+
+    def lying(frame: CallFrame, stream: Stream) -> None:
+        calls.append(frame.id)
+        stream.write_nowait(Refuse(frame.id, code, "not today").encode())
+
+    async with swarm(DispatchOptions(near_s=10.0, faults_allowed=3, suspension_s=60.0)) as s:
+        await s.add_scripted({0: range(16)}, lying)
+        await s.add({0: range(8)})
+        await s.add({0: range(8, 16)})
+        for seed in range(6):
+            await s.check(seed=seed)
+        assert len(calls) == 3
+
+
+async def test_a_worker_that_has_just_dropped_experts_is_not_blamed() -> None:
+    def dropping(frame: CallFrame, stream: Stream) -> None:
+        refusal = Refuse(frame.id, RefuseCode.NOT_HELD, "no longer here")
+        stream.write_nowait(HoldingsUpdate(()).encode() + refusal.encode())
+
+    async with swarm(DispatchOptions(near_s=10.0)) as s:
+        await s.add_scripted({0: range(16)}, dropping)
+        await s.add({0: range(8)})
+        await s.add({0: range(8, 16)})
+        await s.check()
+        [view] = [view for view in s.client.workers() if view.name == "scripted"]
+        assert (view.failures, view.experts) == (0, 0)
+
+
+async def test_a_worker_that_refuses_because_it_leaves_is_not_asked_again() -> None:
+    calls: list[int] = []
+
+    def leaving(frame: CallFrame, stream: Stream) -> None:
+        calls.append(frame.id)
+        stream.write_nowait(Refuse(frame.id, RefuseCode.SHUTTING_DOWN, "bye").encode())
+
+    async with swarm(DispatchOptions(near_s=10.0)) as s:
+        await s.add_scripted({0: range(16)}, leaving)
+        await s.add({0: range(8)})
+        await s.add({0: range(8, 16)})
+        for seed in range(3):
+            await s.check(seed=seed)
+        assert len(calls) == 1
+
+
+async def test_a_worker_that_lets_us_send_no_more_is_given_up() -> None:
+    def stopping(frame: CallFrame, stream: Stream) -> None:
+        stop_sending(stream)
+        overloaded(frame, stream)
+
+    async with swarm(DispatchOptions(near_s=10.0)) as s:
+        await s.add_scripted({0: range(16)}, stopping)
+        await s.add({0: range(8)})
+        await s.add({0: range(8, 16)})
+        async with asyncio.timeout(20):
+            while len(s.client.workers()) == 3:  # a CALL that meets the stopped stream ends it, and goes elsewhere
+                await s.check()
+
+
 async def test_a_stuck_worker_is_left_alone_before_its_allowance_is_used_up() -> None:
     calls: list[int] = []
-    options = DispatchOptions(late_floor_s=0.02, late_ceiling_s=0.02, faults_allowed=1000)
+    options = DispatchOptions(near_s=10.0, late_floor_s=0.2, late_ceiling_s=0.2, faults_allowed=1000)
     async with swarm(options) as s:
         await s.add_scripted({0: range(16)}, lambda frame, stream: calls.append(frame.id))
         await s.add({0: range(8)})
@@ -343,6 +412,17 @@ async def test_closing_releases_waiting_threads_and_refuses_new_calls() -> None:
         gated.open()
         with pytest.raises(DispatchError, match="this client is closed"):
             await s.check()
+
+
+async def test_a_closed_client_closes_the_connection_it_is_given() -> None:
+    async with swarm() as s:
+        member = await s.add(ALL, attach=False, options=WorkerOptions(hello_timeout_s=100))  # not the worker's doing
+        connection = await s.dial(member)
+        await s.client.close()
+        with pytest.raises(DispatchError, match="this client is closed"):
+            await s.client.attach(connection)
+        async with asyncio.timeout(20):
+            await connection.wait_closed()
 
 
 async def test_a_result_can_be_asked_for_twice_and_much_later() -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
+import threading
 
 import numpy as np
 import pytest
 
 from swarmnode.compute.null_engine import NullEngine
+from swarmnode.dispatch import worker
 from swarmnode.dispatch.admission import AdmissionLimits
-from swarmnode.dispatch.codec import WireType
+from swarmnode.dispatch.codec import F32, WireType
+from swarmnode.dispatch.engine_times import RECENT
 from swarmnode.dispatch.frame_decoder import FrameDecoder
 from swarmnode.dispatch.frames import (
     PROTOCOL_VERSION,
@@ -28,10 +32,19 @@ from swarmnode.dispatch.frames import (
 )
 from swarmnode.dispatch.hello import ModelKey
 from swarmnode.dispatch.options import DispatchOptions, WorkerOptions
-from swarmnode.dispatch.request import make_request
+from swarmnode.dispatch.request import I32, make_request
 from swarmnode.errors import BadFrame, CallFailed, CallRefused, HelloMismatch
 from tests.swarmnode.dispatch.samples import D_OUT, MODEL, SITES, everything, full_engine, make_input
-from tests.swarmnode.dispatch.swarm import BrokenEngine, GatedEngine, Holdings, Member, Swarm, eventually, swarm
+from tests.swarmnode.dispatch.swarm import (
+    BrokenEngine,
+    GatedEngine,
+    Holdings,
+    Member,
+    Swarm,
+    eventually,
+    stop_sending,
+    swarm,
+)
 from transport.config import TransportConfig
 from transport.connection import Connection
 from transport.stream import Stream
@@ -157,6 +170,21 @@ async def test_a_client_that_breaks_the_protocol_is_dropped_and_nobody_else_noti
         assert why in member.real.stats().last_fault
         assert member.real.stats().dropped_clients == 1
         await eventually(lambda: member.real.stats().in_flight == 0)
+
+
+async def test_memory_that_runs_out_for_a_frame_costs_its_client_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def feed(decoder: FrameDecoder, data: bytes) -> list[Frame]:
+        raise MemoryError
+
+    async with swarm() as s:
+        member = await s.add(ALL)
+        client = await RawClient.connect(s, member)
+        with monkeypatch.context() as patch:
+            patch.setattr(FrameDecoder, "feed", feed)
+            client.send(make_call(1).encode())
+            assert "internal error in the frame decoder" in await client.closed()
+        await eventually(lambda: member.real.stats().dropped_clients == 1)
+        await s.check()
 
 
 async def test_the_first_frame_must_be_hello() -> None:
@@ -295,6 +323,73 @@ async def test_a_client_that_does_not_read_is_dropped_and_its_answers_are_bounde
         await eventually(lambda: member.real.stats().in_flight == 0)
         assert member.real.stats().dropped_clients == 1
         await s.check()
+
+
+async def test_a_client_that_lets_nothing_be_sent_to_it_is_dropped_with_its_calls() -> None:
+    async with swarm() as s:
+        gated = GatedEngine(ALL)
+        member = await s.add(ALL, engine=gated)
+        client = await RawClient.connect(s, member)
+        client.send(make_call(1).encode())
+        stop_sending(client.stream)
+        await eventually(lambda: member.real.stats().in_flight == 1)
+        client.send(make_call(2).encode())
+        await eventually(lambda: member.real.stats().in_flight == 2)
+        gated.open()
+        await client.closed()
+        await eventually(lambda: member.real.stats().in_flight == 0)
+        assert member.real.stats().dropped_clients == 1
+        await s.check()
+
+
+class WhereEngine(NullEngine):
+    """Notes which thread each call runs on; fails while it is `broken`."""
+
+    def __init__(self, holdings: Holdings) -> None:
+        super().__init__(SITES, holdings)
+        self.on_loop: list[bool] = []
+        self._loop_thread = threading.current_thread()
+        self.broken = False
+
+    def raw_rows(self, site: int, x: F32, rows: I32, experts: I32) -> F32:
+        self.on_loop.append(threading.current_thread() is self._loop_thread)
+        if self.broken:
+            raise RuntimeError("device lost")
+        return super().raw_rows(site, x, rows, experts)
+
+
+async def test_only_a_small_call_of_a_kind_known_to_be_short_runs_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "INLINE_S", math.inf)  # whatever is known counts as short, however busy this machine is
+    async with swarm() as s:
+        engine = WhereEngine(ALL)
+        client = await RawClient.connect(s, await s.add(ALL, engine=engine))
+
+        async def run(*, times: int, site: int = 0, n: int = 1) -> list[bool]:
+            engine.on_loop.clear()
+            for call_id in range(times):
+                client.send(make_call(call_id, site, n).encode())
+                await client.next()
+            return engine.on_loop
+
+        in_thread = [False] * RECENT
+        engine.broken = True
+        assert await run(times=RECENT + 1) == [*in_thread, False]  # a failure shows nothing
+        engine.broken = False
+        assert await run(times=RECENT + 1) == [*in_thread, True]
+        assert await run(times=RECENT + 1, n=4) == [*in_thread, True]  # a larger call is another kind
+        assert await run(times=RECENT + 1, site=1) == [*in_thread, True]
+        assert await run(times=RECENT + 1, n=512) == [*in_thread, False]  # its rows alone are too much
+        assert await run(times=1) == [True]
+
+
+async def test_a_call_of_a_kind_that_was_long_runs_in_the_engines_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "INLINE_S", 0.0)
+    async with swarm() as s:
+        engine = WhereEngine(ALL)
+        await s.add(ALL, engine=engine)
+        for seed in range(RECENT + 2):
+            await s.check(seed=seed)
+        assert engine.on_loop == [False] * (RECENT + 2)
 
 
 async def test_a_client_that_goes_away_leaves_nothing_behind() -> None:
