@@ -14,7 +14,6 @@ from swarmnode.demo import MODEL
 from swarmnode.model.source_bank import SourceBank
 from swarmnode.onboard import ModelPack, onboard
 
-
 settings.register_profile("no deadline", deadline=None)  # a timing is never a test
 settings.load_profile("no deadline")
 
