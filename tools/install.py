@@ -5,6 +5,7 @@ llama-cpp-python is built from source on first use, silently and for minutes; th
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -13,7 +14,8 @@ from pathlib import Path
 
 
 def pip(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments], check=True)
+    quiet = {**os.environ, "PYTHONWARNINGS": "ignore"}  # setuptools warns of editable installs as such
+    subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments], check=True, env=quiet)
 
 
 def locked_part(lock: Path, package: str) -> tuple[str, str]:
