@@ -25,6 +25,7 @@ from transport.identity import PeerId
 
 Role = Literal["backbone", "worker", "both"]
 Address = tuple[str, int]
+MAX_THREADS = 512  # what ggml's thread pool takes
 ROLES: tuple[Role, ...] = ("backbone", "worker", "both")
 
 _FILE_KEYS = frozenset(
@@ -134,6 +135,8 @@ def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path
     role = next((r for r in ROLES if r == named), None)
     if role is None:
         raise UsageError(f"--role {named}: say backbone, worker or both")
+    if role == "backbone" and experts:
+        raise UsageError(f"--role backbone with --experts {experts}: a backbone serves none; say --role both")
     if role != "backbone" and not experts:
         raise UsageError("a worker needs --experts: all · 2/3 · 0-4,9 · 0:0-4;2:1,3")
     mode, wire = str(values.get("mode", "exact")), str(values.get("wire", "f32"))
@@ -152,15 +155,15 @@ def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path
         state_dir=state_dir,
         name=str(values.get("name") or _host_name())[:64],
         role=role,
-        model=Path(str(model)).expanduser(),
+        model=_path(model, "model"),
         experts=str(experts) if experts else None,
-        source=Path(str(source)).expanduser() if source else None,
+        source=_path(source, "source") if source else None,
         listen=_listen(values.get("listen"), peers),
         peers=peers,
         open=bool(values.get("open", False)),
         mode="exact" if mode == "exact" else "partial",
         wire="f32" if wire == "f32" else "f16",
-        threads=_number(values, "threads", _default_threads(), 1, 1024),
+        threads=_number(values, "threads", _default_threads(), 1, MAX_THREADS),
         context=_number(values, "context", 0, 0, 1 << 24),
         batch=_number(values, "batch", 512, 1, 1 << 16),
         local_experts=bool(values.get("local_experts", True)),
@@ -236,6 +239,16 @@ def _read_file(path: Path) -> dict[str, Any]:
         if not isinstance(values.get(key, True), bool):
             raise UsageError(f"{path}: {key} is true or false, not {values[key]!r}")
     return values
+
+
+def _path(value: Any, what: str) -> Path:
+    text = str(value)
+    try:
+        if "\0" in text or len(text) > 4096:
+            raise ValueError("no file has such a name")
+        return Path(text).expanduser()
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(f"--{what} {text[:80]!r}: {error}") from None
 
 
 def _number(values: Mapping[str, Any], key: str, default: int, low: int, high: int) -> int:

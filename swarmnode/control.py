@@ -58,7 +58,11 @@ class ControlServer:
             )
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=MAX_LINE)
         port = self._server.sockets[0].getsockname()[1]
-        _write_endpoint(self._path, _Endpoint(port, self._token, os.getpid()))
+        try:
+            _write_endpoint(self._path, _Endpoint(port, self._token, os.getpid()))
+        except OSError as error:
+            self._server.close()
+            raise ControlError(f"{self._path}: cannot be written ({error.strerror}); give another --state") from None
 
     async def close(self) -> None:
         """Stop serving and withdraw the announcement."""

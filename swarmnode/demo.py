@@ -17,6 +17,7 @@ import msgspec
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.backbone.sampling import Sampling
 from swarmnode.backbone.session import GenerateRequest, GenerateResult, Session, TokenEvent
+from swarmnode.config import build_config
 from swarmnode.control import Json
 from swarmnode.errors import ControlError, UsageError
 from swarmnode.local_swarm import LocalSwarm
@@ -85,6 +86,9 @@ async def run_demo(options: DemoOptions, view: View) -> Json:
         prompt=options.prompt, max_tokens=options.tokens, sampling=options.sampling, digests=True, ignore_end=True
     )
     request.check()
+    # The flags of the nodes, judged before anything is started.
+    flags = {"mode": options.mode, "wire": options.wire, "emulate": options.emulate, "quic": options.quic}
+    build_config({"model": options.model, **flags}, None, state_dir=Path())
     with tempfile.TemporaryDirectory(prefix="swarmnode-demo-") as name:
         folder = Path(name)
         view.stage("onboarding the model: backbone file and manifest")

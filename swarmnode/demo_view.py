@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from swarmnode.tables import human_bytes
+from swarmnode.tables import NAME_WIDTH, human_bytes
 
 Json = Mapping[str, Any]  # decoded JSON of the control channel
 _TEXT_LINES = 14
@@ -101,7 +101,7 @@ def peers_view(status: Json) -> Table:
     for p in status["peers"]:
         table.add_row(
             p["peer"][:8],
-            p["name"],
+            p["name"][:NAME_WIDTH],
             p["path"],
             f"{p['rtt_ms']:.2f}",
             f"{p['latency_ms']:.2f}",

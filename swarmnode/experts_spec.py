@@ -30,6 +30,8 @@ def parse_experts(text: str, sites: Sequence[Site]) -> dict[int, tuple[int, ...]
                 raise UsageError(
                     f"--experts {text}: layer {layer} has no experts; layers with experts: {format_ids(layers)}"
                 )
+            if int(layer) in by_layer:
+                raise UsageError(f"--experts {text}: layer {layer} is given twice")
             by_layer[int(layer)] = experts
     for site in sites:
         one = by_layer.get(site.layer) if by_layer else spec

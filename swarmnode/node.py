@@ -85,6 +85,7 @@ class Node:
         self._links: PeerLinks | None = None
         self._adopted: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._engine: ExpertEngine | None = None
+        self._worker_parts: parts.WorkerParts | None = None
         self._stopping = threading.Event()
 
     @property
@@ -114,6 +115,7 @@ class Node:
             made = await self._in_thread(lambda: parts.WorkerParts(config, self.pack, self._report), _close)
             self._closing(made.close)
             self._engine = made.engine
+            self._worker_parts = made
         self.endpoint = await Endpoint.bind(identity, config.transport, listen=config.listen, admit=self._admit)
         self._cleanup.append(self.endpoint.close)
         self._cleanup.append(self._end_tasks)
@@ -131,7 +133,9 @@ class Node:
 
     async def _start_backbone(self, key: ModelKey) -> None:
         config, pack = self.config, self.pack
-        local = await self._in_thread(lambda: parts.local_engine(config, pack, self._report), _close)
+        local = await self._in_thread(
+            lambda: parts.local_engine(config, pack, self._worker_parts, self._report), _close
+        )
         if local is not None:
             self._closing(local.close)
         options = DispatchOptions(mode=config.mode, wire_out=config.wire, wire_back=config.wire)

@@ -2,7 +2,7 @@
 
     PACK/manifest.json     what workers need to know (model/manifest.py)
     PACK/backbone.gguf     the model without its experts (model/backbone_file.py)
-    PACK/source.json       paths of the GGUF on this machine, for those who fill slices from it; never shared
+    PACK/source.json       where the GGUF lies on this machine, and what was verified of it; never shared
 
 Composes `model/` and `backbone/`: the recipes come from one traced evaluation of the backbone itself. Called by the
 `onboard`, `up` and `demo` commands. Running it twice costs nothing: a pack that fits its source is kept.
@@ -10,7 +10,8 @@ Composes `model/` and `backbone/`: the recipes come from one traced evaluation o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,28 +22,20 @@ from swarmnode.backbone.hook import GraphRecorder
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.errors import ManifestMismatch, ModelError
 from swarmnode.model.atomic_file import write_atomically
-from swarmnode.model.backbone_file import remote_weights, write_backbone
+from swarmnode.model.backbone_file import backbone_digest, remote_weights, write_backbone
 from swarmnode.model.digests import digest_experts
 from swarmnode.model.gguf_file import GgufFile
 from swarmnode.model.manifest import Manifest, build_manifest, check_source, load_manifest, save_manifest
+from swarmnode.model.stamps import Stamps
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
 
-class _Source(msgspec.Struct, frozen=True):
-    """The source files as they were when they were read: path, size in bytes, modification time in ns."""
+class _Notes(msgspec.Struct, frozen=True):
+    """What this machine knows of a pack's files: the source they came from, and the backbone file it wrote."""
 
-    files: list[tuple[str, int, int]]
-
-    @classmethod
-    def of(cls, paths: Iterable[Path]) -> _Source:
-        return cls([(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in paths])
-
-    def unchanged(self) -> bool:
-        try:
-            return _Source.of(Path(path) for path, _, _ in self.files) == self
-        except OSError:
-            return False
+    source: Stamps
+    backbone: Stamps
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +43,13 @@ class ModelPack:
     """A pack on disk.
 
     `source` is the first part of the original GGUF; None where this machine has it no more, or not as it was.
+    `backbone_known` says that the backbone file is still the one that was written here.
     """
 
     path: Path
     manifest: Manifest
     source: Path | None
+    backbone_known: bool = False
 
     @property
     def backbone(self) -> Path:
@@ -67,14 +62,21 @@ class ModelPack:
         if not (path / "manifest.json").is_file():
             raise ModelError(f"{path}: not a model pack (no manifest.json): make one with swarmnode onboard MODEL.gguf")
         manifest = load_manifest(path / "manifest.json")
-        source = None
         try:
-            noted = msgspec.json.decode((path / "source.json").read_bytes()[: 1 << 20], type=_Source)
-            if noted.files and noted.unchanged():
-                source = Path(noted.files[0][0])
+            notes = msgspec.json.decode((path / "source.json").read_bytes()[: 1 << 20], type=_Notes)
         except (OSError, msgspec.DecodeError):
-            pass
-        return cls(path, manifest, source)
+            return cls(path, manifest, None)
+        there = notes.source.files and notes.source.unchanged()
+        source = Path(notes.source.files[0][0]) if there else None
+        own = [str((path / "backbone.gguf").resolve())] == [name for name, _, _ in notes.backbone.files]
+        return cls(path, manifest, source, own and notes.backbone.unchanged())
+
+    def verify_backbone(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Hash the backbone file unless it is known; ModelError where it is not what the manifest says."""
+        if self.backbone_known or not self.manifest.backbone_sha256:
+            return
+        if backbone_digest(self.backbone, self.manifest, progress) != self.manifest.backbone_sha256:
+            raise ModelError(f"{self.backbone}: does not have the manifest's SHA-256; run swarmnode onboard again")
 
 
 def trace_backbone(backbone: Path, expert_ne: Mapping[str, tuple[int, ...]], *, gpu_layers: int = 0) -> GraphPlan:
@@ -112,19 +114,33 @@ def onboard(source: Path, pack: Path, progress: Progress | None = None) -> Model
     if kept is not None:
         return kept
     remote = remote_weights(gguf)
-    noted = _Source.of(gguf.paths)
-    info = write_backbone(gguf, pack / "backbone.gguf", remote, lambda done, total: report("backbone", done, total))
-    report("trace", 0, 1)
-    plan = trace_backbone(pack / "backbone.gguf", {name: tensor.ne for name, tensor in experts.items()})
-    report("trace", 1, 1)
-    sites = [site.site for site in plan.sites]
-    digests = digest_experts(gguf, sites, lambda done, total: report("digests", done, total))
-    manifest = build_manifest(gguf, sites, digests, backbone_sha256=info.sha256)
-    if not noted.unchanged():
-        raise ModelError(f"{source}: changed while it was read; run swarmnode onboard again")
-    write_atomically(pack / "source.json", msgspec.json.encode(noted))
-    save_manifest(manifest, pack / "manifest.json")
+    before = Stamps.of(gguf.paths)
+    backbone = pack / "backbone.gguf"
+    try:
+        info = write_backbone(gguf, backbone, remote, lambda done, total: report("backbone", done, total))
+        report("trace", 0, 1)
+        plan = trace_backbone(backbone, {name: tensor.ne for name, tensor in experts.items()})
+        report("trace", 1, 1)
+        sites = [site.site for site in plan.sites]
+        digests = digest_experts(gguf, sites, lambda done, total: report("digests", done, total))
+        manifest = build_manifest(gguf, sites, digests, backbone_sha256=info.sha256)
+        if not before.unchanged():
+            raise ModelError(f"{source}: changed while it was read; run swarmnode onboard again")
+        notes = _Notes(before, Stamps.of([backbone]))
+        write_atomically(pack / "source.json", msgspec.json.encode(notes))
+        save_manifest(manifest, pack / "manifest.json")
+    except BaseException:
+        _remove(pack)
+        raise
     return ModelPack.open(pack)
+
+
+def _remove(pack: Path) -> None:
+    """Take back what a failed onboarding wrote; a folder that holds nothing else goes too."""
+    with contextlib.suppress(OSError):
+        for name in ("manifest.json", "source.json", "backbone.gguf"):
+            (pack / name).unlink(missing_ok=True)
+        pack.rmdir()
 
 
 def _existing(pack: Path, gguf: GgufFile) -> ModelPack | None:

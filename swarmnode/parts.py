@@ -7,7 +7,6 @@ work, which is how Ctrl-C reaches a thread.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,15 +15,14 @@ from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.backbone.session import Session
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.expert_bank import ExpertBank
-from swarmnode.compute.recipe import Site, recipes_hash
+from swarmnode.compute.recipe import recipes_hash
 from swarmnode.config import NodeConfig, default_cache_dir
 from swarmnode.dispatch.client import ExpertClient
-from swarmnode.errors import ModelError, UsageError
+from swarmnode.errors import CorruptSlice, ModelError, TruncatedFile, UsageError
 from swarmnode.experts_spec import parse_experts
 from swarmnode.model.digests import digest_experts
 from swarmnode.model.gguf_file import GgufFile
 from swarmnode.model.manifest import corrupt_expert
-from swarmnode.model.slicing import StackedTensor
 from swarmnode.model.source_bank import SourceBank
 from swarmnode.model.store import SliceStore
 from swarmnode.onboard import ModelPack, onboard, trace_model
@@ -63,12 +61,14 @@ class WorkerParts:
         wanted = parse_experts(config.experts, manifest.sites)
         if not wanted:
             raise UsageError(f"--experts {config.experts}: that is no expert at all")
-        self._store = SliceStore(config.state_dir / "slices" / manifest.model_hash[:16], manifest)
+        self._store = open_store(config.state_dir / "slices" / manifest.model_hash[:16], pack, report)
         try:
             if self._store.missing(wanted):
                 self._fill(config.source or pack.source, pack, wanted, report)
+            self._store.note_verified()
             stacked = {site.index: self._store.stacked(site.index) for site in manifest.sites if site.index in wanted}
-            self.engine = engine_over(manifest.sites, stacked, config)
+            self._bank = ExpertBank(manifest.sites, stacked, config.device)
+            self.engine = ExpertEngine(self._bank, threads=config.threads)
         except BaseException:
             self._store.close()
             raise
@@ -80,48 +80,68 @@ class WorkerParts:
             )
         self._store.fill_from_source(source, wanted, lambda done, total: report("slices", done=done, total=total))
 
+    def second_engine(self, config: NodeConfig) -> ExpertEngine:
+        """Another engine over the same slices, for another thread."""
+        return ExpertEngine(self._bank, threads=config.threads)
+
     def close(self) -> None:
         """Free the engine, then let the store go."""
         self.engine.close()
+        self._bank.close()
         self._store.close()
 
 
-def engine_over(
-    sites: Sequence[Site], stacked: Mapping[int, Mapping[str, StackedTensor]], config: NodeConfig
-) -> ExpertEngine:
-    """An engine over stacked slices (site index → tensor name → slices)."""
-    bank = ExpertBank(sites, stacked, config.device)
+def open_store(folder: Path, pack: ModelPack, report: Report) -> SliceStore:
+    """A store whose slices are what the manifest says; damaged ones are reported, forgotten and so missing again."""
     try:
-        return ExpertEngine(bank, threads=config.threads)
+        store = SliceStore(folder, pack.manifest)
+    except TruncatedFile as error:
+        report("damaged", error=str(error))
+        return SliceStore(folder, pack.manifest, repair=True)
+    try:
+        store.verify_changed()
+    except (TruncatedFile, CorruptSlice) as error:
+        store.close()
+        report("damaged", error=str(error))
+        return SliceStore(folder, pack.manifest, repair=True)
     except BaseException:
-        bank.close()
+        store.close()
         raise
+    return store
 
 
-def local_engine(config: NodeConfig, pack: ModelPack, report: Report) -> ExpertEngine | None:
-    """The backbone's own copy of all experts, mapped and untouched until it is needed; None where it may have none.
+def local_engine(
+    config: NodeConfig, pack: ModelPack, worker: WorkerParts | None, report: Report
+) -> ExpertEngine | None:
+    """What a backbone computes itself where nobody else can, in a thread of its own; None where it has nothing.
 
+    All experts of its own file, mapped and untouched until they are needed; else the slices that it serves as a worker.
     The pack's own source is known to be what was onboarded; a file given by --source is read once to verify it.
     """
     source = config.source or pack.source
     if not config.local_experts or source is None:
-        return None
+        return worker.second_engine(config) if worker is not None else None
     manifest = pack.manifest
     gguf = GgufFile.open(source)
-    bank = SourceBank(gguf, manifest)
+    slices = SourceBank(gguf, manifest)
     if config.source is not None:
         found = digest_experts(gguf, manifest.sites, lambda done, total: report("verify", done=done, total=total))
         for site, (here, there) in enumerate(zip(found, manifest.digests, strict=True)):
             wrong = [expert for expert, pair in enumerate(zip(here, there, strict=True)) if pair[0] != pair[1]]
             if wrong:
                 raise corrupt_expert(manifest, site, wrong[0], str(source))
-    stacked = {site.index: bank.stacked(site.index) for site in manifest.sites}
-    return engine_over(manifest.sites, stacked, config)
+    stacked = {site.index: slices.stacked(site.index) for site in manifest.sites}
+    bank = ExpertBank(manifest.sites, stacked, config.device)
+    try:
+        return ExpertEngine(bank, threads=config.threads)
+    finally:
+        bank.close()  # it goes when the engine does
 
 
 def load_session(config: NodeConfig, pack: ModelPack, client: ExpertClient, report: Report) -> Session:
     """The backbone's model with its hook; ModelError where its graph is not the one the pack was made with."""
     manifest = pack.manifest
+    pack.verify_backbone(lambda done, total: report("verify", done=done, total=total))
     model = LlamaModel(
         pack.backbone,
         remote_experts=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from swarmnode.node import Node
 
 def run_node(config: NodeConfig, *, as_json: bool, headless: bool, stop_on_eof: bool = False) -> None:
     """Start a node and wait. Raises what `Node.start` raises. `stop_on_eof`: closing standard input ends it too."""
+    faulthandler.enable()  # a mapped file that is cut under us kills the process: say so at least
     printer = EventPrinter(as_json=as_json, progress=sys.stdout.isatty() and not headless and not as_json)
     asyncio.run(_run(config, printer, stop_on_eof))
 
@@ -90,12 +92,13 @@ class EventPrinter:
             sys.stdout.flush()
 
 
-_STAGES = {"onboard": "onboarding", "slices": "slices", "verify": "verifying the source", "load": "loading"}
+_STAGES = {"onboard": "onboarding", "slices": "slices", "verify": "verifying", "load": "loading"}
 _LINES = {
     "ready": "ready: {role} of {model}\n  {address}",
     "connected": "connected to {peer} ({path})",
     "attached": "worker {name} attached ({peer})",
     "not-attached": "peer {peer} not attached: {error}",
+    "damaged": "{error}; taking it from the source again",
     "lost": "lost {peer}: {reason}",
     "stopping": "stopping",
     "task-failed": "task {task} failed: {error}",

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+NAME_WIDTH = 20  # a peer chooses its name; other columns need room too
 _PIPE_WIDTH = 200  # columns where output is no terminal: nothing is cut there
 
 Row = Mapping[str, Any]  # decoded JSON, as it came over the control channel
@@ -49,7 +50,7 @@ def peers_table(peers: Sequence[Row]) -> Table:
     for p in peers:
         table.add_row(
             p["peer"][:8],
-            p["name"],
+            p["name"][:NAME_WIDTH],
             p["role"] + (" ?" if p["suspect"] else ""),
             p["path"],
             f"{p['rtt_ms']:.1f}",

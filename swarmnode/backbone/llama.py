@@ -50,7 +50,8 @@ def _library() -> Any:
 
 
 def _last_error() -> str:
-    return _log_lines[-1] if _log_lines else "llama.cpp gave no reason"
+    """The first of llama.cpp's error lines since they were cleared: those after it only pass it on."""
+    return _log_lines[0].rpartition("error loading model: ")[2] if _log_lines else "llama.cpp gave no reason"
 
 
 class LlamaModel:

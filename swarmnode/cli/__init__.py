@@ -72,4 +72,8 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"swarmnode: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
     return result if isinstance(result, int) else 0

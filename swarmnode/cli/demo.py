@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,7 +25,9 @@ def demo(
 ) -> None:
     """Start a backbone and workers as processes here, generate, check against the plain local run, stop everything."""
     import asyncio  # noqa: PLC0415
+    import contextlib  # noqa: PLC0415
     import json  # noqa: PLC0415
+    import signal  # noqa: PLC0415
 
     from rich.console import Console  # noqa: PLC0415
 
@@ -45,8 +47,20 @@ def demo(
         quic=quic,
     )
     console = Console()
+
+    async def run() -> dict[str, Any]:
+        task = asyncio.current_task()
+        assert task is not None
+        for name in ("SIGTERM", "SIGHUP"):  # a closed terminal must not leave the swarm's folder behind
+            with contextlib.suppress(NotImplementedError, AttributeError):
+                asyncio.get_running_loop().add_signal_handler(getattr(signal, name), task.cancel)
+        return await rooms.run_demo(options, view)
+
     with demo_view.SilentView() if as_json else demo_view.LiveView(console, options.prompt) as view:
-        report = asyncio.run(rooms.run_demo(options, view))
+        try:
+            report = asyncio.run(run())
+        except asyncio.CancelledError:
+            raise typer.Abort from None
     if as_json:
         print(json.dumps(report))
     else:

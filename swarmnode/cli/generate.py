@@ -29,7 +29,10 @@ def generate(
     import json  # noqa: PLC0415
     import sys  # noqa: PLC0415
 
+    import msgspec  # noqa: PLC0415
+
     from swarmnode import control  # noqa: PLC0415
+    from swarmnode.backbone.sampling import Sampling  # noqa: PLC0415
     from swarmnode.errors import UsageError  # noqa: PLC0415
 
     if prompt == "-":
@@ -39,18 +42,15 @@ def generate(
             prompt = Path(prompt[1:]).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{prompt[1:]}: cannot be read as text: {error}") from None
+    sampling = Sampling(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty, seed=seed
+    )
+    sampling.check(n_vocab=0)
     request = {
         **({"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}),
         "max_tokens": tokens,
         "stop": stop or [],
-        "sampling": {
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "repeat_penalty": repeat_penalty,
-            "seed": seed,
-        },
+        "sampling": msgspec.to_builtins(sampling),
     }
 
     async def run() -> None:

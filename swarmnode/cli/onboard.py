@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -19,11 +20,21 @@ def onboard(
     import json  # noqa: PLC0415
 
     from swarmnode import onboard as rooms  # noqa: PLC0415
+    from swarmnode.interruptible import run_interruptible  # noqa: PLC0415
+    from swarmnode.onboard import ModelPack  # noqa: PLC0415
     from swarmnode.tables import ProgressBar, human_bytes  # noqa: PLC0415
 
     target = out if out is not None else file.with_suffix(".pack")
     with ProgressBar(enabled=not as_json) as bar:
-        pack = rooms.onboard(file, target, bar.update)
+
+        def work(check: Callable[[], None]) -> ModelPack:
+            def progress(stage: str, done: int, total: int) -> None:
+                check()
+                bar.update(stage, done, total)
+
+            return rooms.onboard(file, target, progress)
+
+        pack = run_interruptible(work)
     manifest = pack.manifest
     backbone = pack.backbone.stat().st_size
     experts = sum(tensor.stride * tensor.ne[-1] for tensor in manifest.tensors)

@@ -20,6 +20,7 @@ from swarmnode.errors import ManifestMismatch
 from swarmnode.model.atomic_file import atomic_writer
 from swarmnode.model.gguf_encode import TensorInfo, encode_header, padded
 from swarmnode.model.gguf_file import EXPERT_TENSOR, GgufFile, SourceReader
+from swarmnode.model.manifest import Manifest
 
 # What a remote tensor is declared as, smallest first. Q1_0 takes 1.125 bits a weight in blocks of 128;
 # where a row is not whole blocks of it, Q4_0 and F16 are the smallest that every backend of llama.cpp has
@@ -87,3 +88,20 @@ def write_backbone(
         logical_bytes = data_bytes + sum(padded(info.n_bytes, gguf.alignment) for info in hole_infos)
         os.truncate(file.fileno(), logical_bytes)
     return BackboneInfo(digest.hexdigest(), data_bytes, logical_bytes)
+
+
+def backbone_digest(path: Path, manifest: Manifest, progress: Callable[[int, int], None] | None = None) -> str:
+    """SHA-256 of the written part of a backbone file: everything before the first remote tensor.
+
+    Raises NotGguf or TruncatedFile for a file that is none.
+    """
+    gguf = GgufFile.open(path)
+    remote = {t.name for t in manifest.tensors if t.name.endswith(".weight") and len(t.ne) == 3}
+    length = min((t.offset for name, t in gguf.tensors.items() if name in remote), default=gguf.sizes[0])
+    digest = hashlib.sha256()
+    with SourceReader(gguf.paths) as reader:
+        for chunk in reader.chunks(0, 0, length):
+            digest.update(chunk)
+            if progress is not None:
+                progress(reader.bytes_read, length)
+    return digest.hexdigest()

@@ -22,14 +22,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+import msgspec
+
 from swarmnode.errors import CorruptSlice, ModelError, TruncatedFile
-from swarmnode.model.atomic_file import TEMPORARY_SUFFIX
+from swarmnode.model.atomic_file import TEMPORARY_SUFFIX, write_atomically
 from swarmnode.model.folder_lock import FolderLock
 from swarmnode.model.gguf_file import SourceReader
 from swarmnode.model.manifest import Manifest, corrupt_expert, tensor_shape
 from swarmnode.model.slicing import Buffer, StackedTensor
 from swarmnode.model.slot_files import FILE_NAME, flush_file, map_slots, read_slot, slot_file, write_slot
 from swarmnode.model.source_places import locate
+from swarmnode.model.stamps import Stamps
 from swarmnode.model.store_damage import Slot, altered, find_damage, find_shortage
 from swarmnode.model.store_index import FORMAT, SiteSlots, StoreIndex, load_index, save_index
 
@@ -37,6 +40,7 @@ from swarmnode.model.store_index import FORMAT, SiteSlots, StoreIndex, load_inde
 # fsync per expert.
 BATCH_BYTES = 64 << 20
 BATCH_EXPERTS = 256
+VERIFIED = "verified.json"  # stamps of the slot files as they were when all of them had been hashed
 
 
 @dataclass(slots=True)
@@ -191,6 +195,24 @@ class SliceStore:
         for _, _, error in self._damage():
             raise error
 
+    def verify_changed(self) -> None:
+        """The same, unless no slot file has changed since `note_verified`."""
+        try:
+            noted = msgspec.json.decode((self.folder / VERIFIED).read_bytes(), type=Stamps)
+        except (OSError, msgspec.DecodeError):
+            noted = None
+        if noted is None or noted != self._stamps():
+            self.verify()
+
+    def note_verified(self) -> None:
+        """Note that everything held now was hashed, when it was written or by `verify`."""
+        self.flush()
+        write_atomically(self.folder / VERIFIED, msgspec.json.encode(self._stamps()))
+
+    def _stamps(self) -> Stamps:
+        with self._disk("cannot be read"):
+            return Stamps.of(path for site, slots in self._sites.items() if slots.experts for path in self._files(site))
+
     def forget(self, site: int, experts: Iterable[int]) -> None:
         """Give up some experts of a site and their disk space; what was mapped before stays valid.
 
@@ -312,7 +334,7 @@ class SliceStore:
             free = shutil.disk_usage(self.folder).free
         if free < n_bytes:
             raise ModelError(
-                f"{self.folder}: {n_bytes / 1e9:.1f} GB are to be stored, {free / 1e9:.1f} GB are free; "
+                f"{self.folder}: {n_bytes / 1e6:,.1f} MB are to be stored, {free / 1e6:,.1f} MB are free; "
                 "make room or hold fewer experts"
             )
 

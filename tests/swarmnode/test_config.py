@@ -47,6 +47,10 @@ def test_roles() -> None:
         ("model = ", "cannot be read as TOML"),
         ("model = 'm'\npeers = 'p'", "peers is a list"),
         ("model = 'm'\nopen = 1", "open is true or false"),
+        ("model = 'm'\nrole = 'backbone'\nexperts = 'all'", "say --role both"),
+        ("model = '~nobody-of-that-name/m'", "--model"),
+        ("model = 'm'\nsource = \"a\\u0000b\"", "no file has such a name"),
+        ("model = 'm'\nthreads = 513", "1 to 512"),
         ("model = 'm'\nmode = 'fast'", "mode is exact or partial"),
     ],
 )

@@ -31,7 +31,7 @@ def test_parse(text: str, expected: dict[int, tuple[int, ...]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "1-", "-1", "5-4", "0/3", "4/3", "1:99", "7:1", "1/0", "0-3;1", "1:2:3", "١"]
+    "text", ["", "x", "1-", "-1", "5-4", "0/3", "4/3", "1:99", "7:1", "1/0", "0-3;1", "1:2:3", "1:0;1:1", "١"]
 )
 def test_what_is_not_meant(text: str) -> None:
     with pytest.raises(UsageError, match="--experts"):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -82,6 +85,58 @@ async def test_a_backbone_that_cannot_load_closes_what_was_started(tmp_path: Pat
         await start_node(tmp_path / "s", ModelPack(pack, demo_pack.manifest, demo_pack.source))
     assert isinstance(error.value, ModelError | ComputeError)
     assert threading.active_count() <= threads + 4  # asyncio's own pool
+
+
+def damage(folder: Path, change: str) -> None:
+    """Alter or cut one slot file of a worker's store."""
+    slots = sorted(folder.glob("slices/*/*.slots"))[1]
+    if change == "altered":
+        data = bytearray(slots.read_bytes())
+        data[70_000:70_064] = bytes(64)
+        slots.write_bytes(data)
+    else:
+        os.truncate(slots, slots.stat().st_size - 1)
+
+
+@pytest.mark.parametrize("change", ["altered", "cut"])
+async def test_damaged_slices_are_named_and_taken_from_the_source_again(
+    change: str, tmp_path: Path, demo_pack: ModelPack
+) -> None:
+    node, _ = await start_node(tmp_path, demo_pack, experts="all")
+    await node.close()
+    damage(tmp_path, change)
+    node, events = await start_node(tmp_path, demo_pack, experts="all")
+    await node.close()
+    (damaged,) = [e["error"] for e in events.seen if e["event"] == "damaged"]
+    assert re.search(r"\.slots", damaged)
+    fetched = max(e["total"] for e in events.seen if e["event"] == "slices")
+    assert fetched == demo_pack.manifest.expert_bytes(0)  # the one expert that was damaged
+    node, events = await start_node(tmp_path, demo_pack, experts="all")
+    await node.close()
+    assert not [e for e in events.seen if e["event"] in ("damaged", "slices")]
+
+
+async def test_damaged_slices_without_a_source_are_an_error(tmp_path: Path, demo_pack: ModelPack) -> None:
+    node, _ = await start_node(tmp_path, demo_pack, experts="all")
+    await node.close()
+    damage(tmp_path, "altered")
+    pack = tmp_path / "pack"
+    pack.mkdir()
+    (pack / "manifest.json").write_bytes((demo_pack.path / "manifest.json").read_bytes())
+    with pytest.raises(ModelError, match="give --source"):
+        await start_node(tmp_path, ModelPack(pack, demo_pack.manifest, None), experts="all")
+
+
+async def test_an_altered_backbone_file_is_refused(tmp_path: Path, demo_pack: ModelPack) -> None:
+    pack = tmp_path / "pack"
+    shutil.copytree(demo_pack.path, pack)
+    data = bytearray(demo_pack.backbone.read_bytes())
+    copied, _ = await start_node(tmp_path / "copied", ModelPack.open(pack))  # a true copy is verified and used
+    await copied.close()
+    data[1_000_000:1_000_064] = bytes(b ^ 0xFF for b in data[1_000_000:1_000_064])
+    (pack / "backbone.gguf").write_bytes(data)
+    with pytest.raises(ModelError, match=r"backbone\.gguf: does not have the manifest's SHA-256"):
+        await start_node(tmp_path / "altered", ModelPack.open(pack))
 
 
 async def test_generate_while_the_node_ends_is_an_error_not_a_crash(tmp_path: Path, demo_pack: ModelPack) -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,6 +17,7 @@ import pytest
 from swarmnode.backbone.sampling import Sampling
 from swarmnode.backbone.session import GenerateRequest, TokenEvent
 from swarmnode.local_swarm import LocalSwarm, NodeProcess
+from swarmnode.model.random_model import RandomModel, write_random_model
 from swarmnode.onboard import ModelPack
 
 from .backbone.helpers import local_session
@@ -47,15 +47,16 @@ def expected_tokens(pack: ModelPack) -> list[tuple[int, str]]:
         session.close()
 
 
-async def generate_and(swarm: LocalSwarm, after: int, act: Sequence[NodeProcess]) -> list[tuple[int, str]]:
-    """Generate; after `after` tokens kill the given processes."""
+async def generate_all(swarm: LocalSwarm, kill_after: int = -1) -> list[tuple[int, str]]:
+    """Generate; after `kill_after` tokens kill the worker that has computed most of them."""
     tokens: list[tuple[int, str]] = []
     async for event in swarm.backbone.generate(msgspec.to_builtins(REQUEST)):
         if event["event"] == "token" and event["token"] >= 0:
             tokens.append((event["token"], event["digest"]))
-            if len(tokens) == after:
-                for node in act:
-                    node.kill()
+            if len(tokens) == kill_after:
+                peers = (await swarm.backbone.status())["peers"]
+                busiest = max(peers, key=lambda peer: int(peer["rows"]))["peer"]
+                next(node for node in swarm.workers if node.peer == busiest).kill()
     return tokens
 
 
@@ -90,17 +91,17 @@ async def test_kill_9_of_a_worker_in_mid_sentence_changes_nothing(
     fallback: str, tmp_path: Path, demo_pack: ModelPack
 ) -> None:
     expected = expected_tokens(demo_pack)
-    shares = ["1/2", "2/2", "1/2"] if fallback == "replica" else ["1/2", "2/2"]
+    shares = ["1/2", "2/2", "all"] if fallback == "replica" else ["1/2", "2/2"]
     own = ["--no-local-experts"] if fallback == "replica" else []
     async with LocalSwarm(tmp_path, demo_pack.path) as swarm:
         await swarm.start(shares, backbone=["--context", "256", "--batch", "128", *own])
-        tokens = await generate_and(swarm, 8, [swarm.workers[0]])
-        again = await generate_and(swarm, -1, [])
+        tokens = await generate_all(swarm, kill_after=8)
+        again = await generate_all(swarm)
         status = await swarm.backbone.status()
+        (dead,) = [node for node in swarm.workers if node.process.returncode is not None]
     assert tokens == expected
     assert again == expected
-    dead = [p for p in status["peers"] if p["peer"] == swarm.workers[0].peer]
-    assert all(p["failures"] > 0 or p["path"] == "none" for p in dead)
+    assert all(p["failures"] > 0 or p["path"] == "none" for p in status["peers"] if p["peer"] == dead.peer)
 
 
 async def test_losing_the_only_holder_is_one_clear_line(tmp_path: Path, demo_pack: ModelPack) -> None:
@@ -185,3 +186,41 @@ async def test_no_process_outlives_the_demo_that_was_killed(tmp_path: Path) -> N
     await demo.wait()
     _, alive = await asyncio.to_thread(psutil.wait_procs, children, 20)
     assert alive == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no signals of this kind on Windows")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_demo_that_is_ended_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    demo = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "swarmnode", "demo", "--tokens", "400", "--json",
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+
+    async def all_started() -> bool:
+        return len(psutil.Process(demo.pid).children()) == 4
+
+    await poll(all_started, 60)
+    demo.send_signal(number)
+    _, errors = await asyncio.wait_for(demo.communicate(), 20)
+    assert demo.returncode == 130
+    assert b"Traceback" not in errors
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no signals of this kind on Windows")
+async def test_ctrl_c_while_onboarding_ends_it_and_leaves_no_pack(tmp_path: Path) -> None:
+    (source,) = write_random_model(RandomModel(d_model=1024, n_ff_expert=1024, n_expert=64), tmp_path / "m.gguf")
+    pack = tmp_path / "pack"
+    onboarding = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "swarmnode", "onboard", str(source), "--out", str(pack), stderr=subprocess.PIPE
+    )
+
+    async def begun() -> bool:
+        return (pack / "backbone.gguf").exists()  # what follows reads 400 MB
+
+    await poll(begun)
+    onboarding.send_signal(signal.SIGINT)
+    _, errors = await asyncio.wait_for(onboarding.communicate(), 10)
+    assert onboarding.returncode == 130
+    assert errors == b""
+    assert not pack.exists()

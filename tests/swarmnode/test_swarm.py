@@ -192,6 +192,19 @@ async def test_nodes_that_are_both_serve_each_other(
     assert one[0] == two[0] == expected
 
 
+async def test_a_node_that_is_both_uses_its_own_slices(
+    tmp_path: Path, demo_pack: ModelPack, expected: list[tuple[int, str]]
+) -> None:
+    settings = {"local_experts": False, "context": 256, "batch": 128}
+    both, _ = await start_node(tmp_path / "a", demo_pack, experts="all", role="both", **settings)
+    try:
+        tokens, result = await generate(both, REQUEST)
+    finally:
+        await both.close()
+    assert tokens == expected
+    assert result["blocking_round_trips_per_token"] == 0.0
+
+
 async def test_a_node_that_is_both_serves_a_pure_backbone(
     tmp_path: Path, demo_pack: ModelPack, expected: list[tuple[int, str]]
 ) -> None:

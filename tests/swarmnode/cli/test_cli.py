@@ -47,6 +47,12 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         (["up", "--model", "{demo}", "--wire", "f16"], "--mode exact needs --wire f32"),
         (["up", "--config", "no-such.toml"], "cannot be read as TOML"),
         (["demo", "--workers", "0"], "--workers 0"),
+        (["demo", "--mode", "fast"], "mode is exact or partial"),
+        (["demo", "--wire", "f16"], "--mode exact needs --wire f32"),
+        (["demo", "--emulate", "x"], "emulation"),
+        (["demo", "--quic", "tcp"], "use qh3 or aioquic"),
+        (["generate", "x", "--temperature", "nan"], "temperature nan is out of range"),
+        (["up", "--model", "{demo}", "--experts", "0:1;0:2"], "layer 0 is given twice"),
         (["demo", "--tokens", "0"], "max tokens 0"),
         (["generate", "@no-such-file"], "cannot be read as text"),
     ],
@@ -64,6 +70,16 @@ def test_failures_without_a_node(capsys: pytest.CaptureFixture[str], tmp_path: P
     for command in (["status"], ["peers"], ["generate", "hello"]):
         code, _, err = run(capsys, *command, "--state", str(tmp_path))
         assert (code, err) == (1, f"swarmnode: no node is running in {tmp_path}: start one with swarmnode up\n")
+
+
+def test_what_the_system_refuses_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for arguments in (
+        ["onboard", str(MODEL), "--out", str(tmp_path / ("x" * 300))],
+        ["up", "--model", str(tmp_path / ("y" * 300)), "--state", str(tmp_path)],
+    ):
+        code, _, err = run(capsys, *arguments)
+        assert code == 1
+        assert err.count("\n") == 1
 
 
 def test_a_stale_announcement_is_no_node(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -109,6 +125,12 @@ class TestBadModels:
         writer.write_tensors_to_file()
         writer.close()
         assert "this one is dense" in self.onboard(capsys, file)
+
+    def test_an_architecture_llama_cpp_does_not_know(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        file = tmp_path / "new.gguf"
+        file.write_bytes(MODEL.read_bytes().replace(b"qwen2moe", b"qwen9moe"))
+        assert "unknown model architecture: 'qwen9moe'" in self.onboard(capsys, file)
+        assert not file.with_suffix(".pack").exists()
 
     def test_a_missing_part_of_a_split_model(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         parts = write_random_model(RandomModel(), tmp_path / "m.gguf", parts=3)
