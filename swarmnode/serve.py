@@ -18,7 +18,8 @@ from swarmnode.node import Node
 
 def run_node(config: NodeConfig, *, as_json: bool, headless: bool, stop_on_eof: bool = False) -> None:
     """Start a node and wait. Raises what `Node.start` raises. `stop_on_eof`: closing standard input ends it too."""
-    faulthandler.enable()  # a mapped file that is cut under us kills the process: say so at least
+    with contextlib.suppress(OSError, ValueError):  # standard error is no file
+        faulthandler.enable()  # a mapped file that is cut under us kills the process: say so at least
     printer = EventPrinter(as_json=as_json, progress=sys.stdout.isatty() and not headless and not as_json)
     asyncio.run(_run(config, printer, stop_on_eof))
 

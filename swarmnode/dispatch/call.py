@@ -322,6 +322,12 @@ class Call:
             actions.append(Send(slot.attempt, slot.candidate.worker, slot.pairs))
 
     def _renew(self, slot: _Slot, now: float, actions: list[Action]) -> None:
+        """Ask an overloaded worker again, if it is there and still holds what is wanted."""
+        wanted = mask_of({self.experts[pair] for pair in slot.pairs})
+        held = next((c.held for c in self.swarm.candidates() if c.worker == slot.candidate.worker), 0)
+        if wanted & ~held:
+            self._fail(slot, "does not hold these experts any more", now, actions)
+            return
         del self._by_attempt[slot.attempt]
         slot.attempt, slot.was_sent = self.next_attempt(), False
         self._begin(slot, now, actions)

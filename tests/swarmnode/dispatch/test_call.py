@@ -269,6 +269,16 @@ events = st.lists(
 )
 
 
+def test_an_overloaded_worker_that_lost_the_experts_meanwhile_is_not_asked_again() -> None:
+    driver = Driver(FakeSwarm({1: [0, 1]}, [0, 1]), [0, 1])
+    driver.swarm.own = None
+    driver.fail(1, "busy", overloaded=True)
+    driver.swarm.workers[1] = Candidate(1, "w1", mask_of([5]))
+    driver.tick(driver.call.next_due())
+    assert isinstance(driver.error, CallFailed)
+    assert "does not hold these experts any more" in str(driver.error)
+
+
 @settings(max_examples=400)
 @given(
     worlds,
