@@ -8,7 +8,7 @@ thread. A pair is a (token, rank) of the router's choice and is numbered token Ã
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,9 @@ class Request:
     experts: I32
     weights: F32
     partial: bool  # sum on the worker; else the raw rows of all pairs come back
+    encoded: dict[WireType, tuple[WireType, memoryview]] = field(
+        default_factory=dict
+    )  # x, once for all who get it whole
 
     @property
     def row_per_pair(self) -> bool:
@@ -92,7 +95,12 @@ class Share:
     def frame(self, call_id: int, wire_out: WireType, wire_back: WireType) -> CallFrame:
         """Return this share as a CALL."""
         request = self.request
-        wire, data = encode_rows(self.x, wire_out)
+        if self.x is not request.x:
+            wire, data = encode_rows(self.x, wire_out)
+        elif (known := request.encoded.get(wire_out)) is not None:
+            wire, data = known
+        else:
+            wire, data = request.encoded[wire_out] = encode_rows(self.x, wire_out)
         return CallFrame(
             id=call_id,
             site=request.site.index,

@@ -50,7 +50,7 @@ from transport.errors import TransportError
 ENGINE_DEPTH = 2
 # A call expected to take less than this runs on the loop's own thread, if the engine is free: it costs less than
 # the two thread changes it saves, and its answer leaves in the same datagram as the acknowledgement of the call.
-INLINE_S = 300e-6
+INLINE_S = 700e-6
 # The most x and answer such a call may have, counted as F32: what the engine's time does not show is copied in tens
 # of microseconds then. One token's pairs fit: 8 rows of 7,168 values and their x.
 INLINE_BYTES = 1 << 18
