@@ -1,11 +1,16 @@
-"""What may import what is held by import-linter (`make lint`); here: what a command loads when it starts."""
+"""What may import what is held by import-linter (`make lint`); here: what a command loads, and what is locked."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 HEAVY = ("numpy", "gguf", "llama_cpp", "qh3", "aioquic", "cryptography", "jinja2", "asyncio")
 
@@ -39,3 +44,12 @@ def test_transport_loads_nothing_of_models() -> None:
 def test_pure_rooms_load_no_engine_and_no_network(module: str) -> None:
     loaded = loaded_by(f"import {module}")
     assert not loaded & {"llama_cpp", "qh3", "aioquic", "typer", "rich"}
+
+
+def test_the_lock_file_has_everything_that_pyproject_asks_for() -> None:
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    locked = dict(re.findall(r"^([a-z0-9._-]+)==([^ ;]+)", (root / "requirements.lock").read_text(), re.MULTILINE))
+    for requirement in map(Requirement, asked):
+        assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement.name
