@@ -1,4 +1,4 @@
-"""Runs a node in the foreground: prints its events, ends it on Ctrl-C or SIGTERM. Called by the `up` command."""
+"""Runs a node in the foreground: prints its events, ends it on Ctrl-C, SIGTERM or a closed terminal. Called by the `up` command."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ async def _run(config: NodeConfig, printer: EventPrinter, stop_on_eof: bool) -> 
     loop = asyncio.get_running_loop()
     if stop_on_eof:
         threading.Thread(target=_wait_for_eof, args=(loop, stop), daemon=True).start()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    ending = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup
+        ending.append(signal.SIGHUP)
+    for number in ending:
         try:
             loop.add_signal_handler(number, stop.set)
         except NotImplementedError:  # Windows

@@ -159,7 +159,7 @@ async def test_a_client_that_goes_away_ends_its_generation(tmp_path: Path, demo_
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no signals of this kind on Windows")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_ctrl_c_ends_cleanly(number: signal.Signals, tmp_path: Path, demo_pack: ModelPack) -> None:
     node = await NodeProcess.start("w", tmp_path, ["--model", str(demo_pack.path), "--experts", "all"])
     node.process.send_signal(number)
