@@ -1,4 +1,4 @@
-"""Runs a node in the foreground: prints its events, ends it on Ctrl-C, SIGTERM or a closed terminal. Called by the `up` command."""
+"""Runs a node in the foreground: prints its events, ends it on Ctrl-C, SIGTERM or a closed terminal. Called by `up`."""
 
 from __future__ import annotations
 
