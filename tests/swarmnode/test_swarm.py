@@ -26,12 +26,7 @@ REQUEST = GenerateRequest(
 )
 
 LAYOUTS = {
-    "one": ["all"],
-    "two": ["1/2", "2/2"],
-    "three": ["1/3", "2/3", "3/3"],
-    "five": [f"{i}/5" for i in range(1, 6)],
-    "seven": [f"{i}/7" for i in range(1, 8)],
-    "eight": [f"{i}/8" for i in range(1, 9)],
+    **{f"{n} equal": [f"{i}/{n}" for i in range(1, n + 1)] for n in range(1, 9)},
     "unequal": ["0", "1-3", "4-15"],
     "overlapping": ["0-9", "5-15", "3,7,11", "all"],
     "by layer": ["0:all;1:all", "2:all;3:0-7", "3:8-15"],
