@@ -12,8 +12,8 @@ from swarmnode.compute.ggml_types import BLOCK_TYPES, TYPE_BY_NAME, tensor_bytes
 
 def test_table_is_the_installed_ggml() -> None:
     spec = find_spec("llama_cpp")
-    if spec is None or spec.origin is None:
-        pytest.skip("llama-cpp-python is not installed")
+    assert spec is not None
+    assert spec.origin is not None
     [library, *_] = sorted((Path(spec.origin).parent / "lib").glob("*ggml-base.*"))
     ggml = ctypes.CDLL(str(library))
     ggml.ggml_type_size.restype = ctypes.c_size_t
