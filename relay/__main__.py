@@ -1,14 +1,174 @@
-"""`swarmnode-relay`: will serve the relay. This version has only the package's place and its import contracts."""
+"""`swarmnode-relay` and `python -m relay`: flags → RelayConfig, signals → the server. Composes nothing else.
+
+One line on stderr when it is ready: `relay ready on HOST:PORT (reflector UDP PORT, PORT)`. SIGTERM and SIGINT end it in
+order, a second one at once; SIGHUP reads the access list again. Exit code 0: ended in order; 1: cannot run, with
+one line that says why; 2: the flags cannot be meant.
+"""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from relay.config import (
+    DEFAULT_PORT,
+    DEFAULT_REFLECTOR_PORTS,
+    RelayConfig,
+    parse_listen,
+    parse_names,
+    parse_network,
+    parse_reflector,
+)
+from transport.errors import Address, ConfigError, TransportError
+
+logger = logging.getLogger("relay")
+
+Parsed = TypeVar("Parsed")
 
 
-def main() -> int:
-    """Say what there is; exit code 1, because nothing is served."""
-    print("swarmnode-relay: this version has no relay server; connect nodes by address with --peer", file=sys.stderr)
-    return 1
+def main(arguments: list[str] | None = None) -> int:
+    """Run a relay until it is told to end; the exit code."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+    try:
+        config = _config(options)
+    except ConfigError as error:
+        print(f"swarmnode-relay: {error}", file=sys.stderr)
+        return 2
+    _allow_many_connections()
+    try:
+        asyncio.run(_serve(config))
+    except TransportError as error:
+        print(f"swarmnode-relay: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+async def _serve(config: RelayConfig) -> None:
+    from relay.server import RelayServer  # noqa: PLC0415  --help needs no server
+
+    server = RelayServer(config)
+    await server.start()
+    loop = asyncio.get_running_loop()
+    ended, hurried = asyncio.Event(), asyncio.Event()
+
+    def stop() -> None:
+        (hurried if ended.is_set() else ended).set()
+
+    def reload_access() -> None:
+        try:
+            server.reload_access()
+        except ConfigError as error:  # the old list stays
+            logger.error("access_list_unusable error=%r", str(error))
+
+    with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C ends it at once
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, stop)
+        loop.add_signal_handler(signal.SIGHUP, reload_access)
+    first, second = server.reflector_ports
+    reflector = f"reflector UDP {first}, {second}" if first else "no reflector"
+    print(f"relay ready on {_text(server.address)} ({reflector})", file=sys.stderr, flush=True)
+    try:
+        await ended.wait()
+        shutdown = asyncio.ensure_future(server.shutdown())
+        hurry = asyncio.ensure_future(hurried.wait())
+        await asyncio.wait({shutdown, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (shutdown, hurry):
+            task.cancel()
+        await asyncio.gather(shutdown, hurry, return_exceptions=True)
+    finally:
+        await server.close()
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
+        sys.exit(2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _OneLineParser(
+        prog="swarmnode-relay",
+        description="Passes sealed datagrams between nodes that cannot reach each other directly. It cannot read them.",
+    )
+    ports = ",".join(map(str, DEFAULT_REFLECTOR_PORTS))
+    defaults = RelayConfig()
+    add = parser.add_argument
+    add("--listen", metavar="HOST:PORT", type=_as(parse_listen), default=defaults.listen,
+        help=f"where to listen for WebSocket and HTTP (default [::]:{DEFAULT_PORT}, every address)")  # fmt: skip
+    add("--reflector", metavar="PORT,PORT", type=_as(parse_reflector), default=defaults.reflector_ports,
+        help=f"two UDP ports that tell nodes their address, or off (default {ports})")  # fmt: skip
+    add("--name", metavar="HOST", action="append", default=[], dest="names",
+        help="a public name of this relay; logins meant for another relay are refused (may be repeated)")  # fmt: skip
+    add("--access", metavar="FILE", type=Path,
+        help="only peers in this file may log in, one PeerId per line; SIGHUP reads it again")  # fmt: skip
+    add("--trusted-proxy", metavar="CIDR", type=_as(parse_network), action="append", default=[], dest="proxies",
+        help="believe X-Forwarded-For from this address or network (may be repeated)")  # fmt: skip
+    add("--client-rate", metavar="BYTES", type=int, default=defaults.client_rate,
+        help="bytes per second that one client may send, 0: no limit (default %(default)s)")  # fmt: skip
+    add("--global-rate", metavar="BYTES", type=int, default=defaults.global_rate,
+        help="bytes per second for all together, 0: no limit (default %(default)s)")  # fmt: skip
+    add("--max-clients", metavar="N", type=int, default=defaults.max_clients, help="(default %(default)s)")
+    add("--max-clients-per-ip", metavar="N", type=int, default=defaults.max_clients_per_ip,
+        help="from one address, an IPv6 /64 counting as one (default %(default)s)")  # fmt: skip
+    add("--tls-cert", metavar="FILE", type=Path, help="certificate chain, PEM: serve TLS without a front")
+    add("--tls-key", metavar="FILE", type=Path, help="its private key, PEM")
+    add("--log-level", choices=["debug", "info", "warning", "error"], default="warning", help="(default %(default)s)")
+    return parser
+
+
+def _as(parse: Callable[[str], Parsed]) -> Callable[[str], Parsed]:
+    """A parse function of config.py as argparse likes it."""
+
+    def parsed(text: str) -> Parsed:
+        try:
+            return parse(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parsed
+
+
+def _config(options: argparse.Namespace) -> RelayConfig:
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key belong together; give both")
+    return RelayConfig(
+        listen=options.listen,
+        reflector_ports=options.reflector,
+        names=parse_names(options.names),
+        access_file=options.access,
+        trusted_proxies=tuple(options.proxies),
+        tls=None if options.tls_cert is None else (options.tls_cert, options.tls_key),
+        client_rate=options.client_rate,
+        global_rate=options.global_rate,
+        max_clients=options.max_clients,
+        max_clients_per_ip=options.max_clients_per_ip,
+    )
+
+
+def _allow_many_connections() -> None:
+    """Every client is an open file; the usual soft limit is 1024."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource  # noqa: PLC0415  not on Windows
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _text(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 if __name__ == "__main__":
