@@ -24,6 +24,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.x509.oid import NameOID
 
 from transport.errors import IdentityError
@@ -121,6 +122,16 @@ class Identity:
     def sign(self, message: bytes) -> bytes:
         """The 64-byte Ed25519 signature over `message`."""
         return self._key.sign(message)
+
+    def x25519_private(self) -> X25519PrivateKey:
+        """The same key for Diffie-Hellman, so that whoever knows a PeerId can seal datagrams to it (disco_seal).
+
+        SHA-512(seed)[:32] is the scalar of Ed25519 (RFC 8032, 5.1.5); X25519 clamps it in the same way.
+        """
+        seed = self._key.private_bytes(
+            serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
+        )
+        return X25519PrivateKey.from_private_bytes(hashlib.sha512(seed).digest()[:KEY_BYTES])
 
     @cached_property
     def certificate_pem(self) -> bytes:

@@ -129,3 +129,10 @@ def test_a_private_key_is_never_printed() -> None:
     identity = Identity.generate(SEED)
     assert SEED.hex() not in repr(identity)
     assert repr(identity) == f"Identity({identity.peer_id.short}…)"
+
+
+def test_the_key_for_diffie_hellman_is_the_one_that_libsodium_derives() -> None:
+    # libsodium, test/default/ed25519_convert.c
+    identity = Identity.generate(bytes.fromhex("421151a459faeade3d247115f94aedae42318124095afabe4d1451a559faedee"))
+    public = identity.x25519_private().public_key().public_bytes_raw()
+    assert public.hex() == "f1814f0e8ff1043d8a44d25babff3cedcae6c22c3edaa48f857ae70de2baae50"
