@@ -24,36 +24,57 @@ from transport.identity import Identity, PeerId, peer_id_of_certificate
 from transport.quic_engine import (
     ALPN,
     CID_LENGTH,
+    INITIAL_WINDOW,
     LOGICAL_ADDRESS,
+    MAX_PROBE_INTERVAL,
+    MAX_WINDOW_HINT,
     SERVER_NAME,
     WINDOW_MARGIN,
     EngineCounters,
     EngineEvents,
     exporter,
+    hold_until,
     report_events,
     termination_of,
 )
 
+# A handshake may go to an address that opens only in a moment, and is over by then if it doubles its intervals.
+MAX_FIRST_INTERVAL = 0.6
 _PLENTY = 1 << 30  # aioquic queues streams beyond the peer's limit by itself
 
 
 class _Connection(QuicConnection):  # type: ignore[misc]  # aioquic is not type-checked here
-    """QuicConnection that takes Ed25519 only, keeps the exporter secret and counts losses."""
+    """QuicConnection that takes Ed25519 only, keeps the exporter secret, counts losses and never stops probing."""
 
     exporter_master: bytes | None = None
     lost = 0
 
-    def __init__(self, **arguments: Any) -> None:  # handed to the library as they are
+    def __init__(self, initial_window: int, **arguments: Any) -> None:  # the rest is handed to the library as it is
         super().__init__(**arguments)
         recovery = self._loss
-        original = recovery._on_packets_lost
+        recovery._cc.congestion_window = initial_window  # no setting; ten packets without
+        report, ask = recovery._on_packets_lost, recovery.get_loss_detection_time
 
-        def count(*, packets: Iterable[Any], **rest: Any) -> None:
+        def count(*, packets: Iterable[Any], congestion_event: bool = True, **rest: Any) -> None:
             packets = list(packets)
-            self.lost += len(packets)
-            original(packets=packets, **rest)
+            if congestion_event:  # else a probe sends them again, lost or not
+                self.lost += len(packets)
+            report(packets=packets, congestion_event=congestion_event, **rest)
+
+        def capped(*, amplification_limited: bool) -> float | None:
+            # The back-off doubles for ever. Where losses wait for their time, that is the earlier one already.
+            due: float | None = ask(amplification_limited=amplification_limited)
+            if due is None:
+                return None
+            known = recovery._rtt_initialized
+            interval = max(MAX_PROBE_INTERVAL, recovery.get_probe_timeout()) if known else MAX_FIRST_INTERVAL
+            latest: float = recovery._time_of_last_sent_ack_eliciting_packet + interval
+            return min(due, latest)
 
         recovery._on_packets_lost = count
+        recovery.get_loss_detection_time = capped
+        # Probes that went unanswered tell of a path that broke: the window is halved for it, and not to two packets.
+        recovery._in_persistent_congestion = _never
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
@@ -70,6 +91,10 @@ class _Connection(QuicConnection):  # type: ignore[misc]  # aioquic is not type-
         context._setup_traffic_protection = setup
 
 
+def _never(*, packets: list[Any]) -> bool:
+    return False
+
+
 class AioquicEngine:
     """One aioquic connection. See QuicEngine for the meaning of every method."""
 
@@ -81,6 +106,8 @@ class AioquicEngine:
         self._closing = False
         self._silent = False  # a timer has ended the connection
         self._pings = 0
+        self._hold_until = 0.0
+        self._sent = self._written = self._acked = self._ran_dry = 0
 
     def connect(self, now: float) -> None:
         self._quic.connect(LOGICAL_ADDRESS, now=now)
@@ -102,21 +129,62 @@ class AioquicEngine:
             sink.terminated(termination_of(closed, by_timer=self._silent))
 
     def datagrams(self, now: float) -> list[bytes]:
-        if not self._started:
+        quic = self._quic
+        if not self._started or now < self._hold_until:
             return []  # the library raises IndexError before a server's first datagram
-        return [data for data, _ in self._quic.datagrams_to_send(now)]
+        self._hold_until = 0.0
+        recovery = quic._loss
+        before = recovery.bytes_in_flight
+        result = [data for data, _ in quic.datagrams_to_send(now)]
+        in_flight = recovery.bytes_in_flight
+        if in_flight > before:
+            self._sent += len(result)
+        if in_flight + self.datagram_size <= recovery.congestion_window:
+            self._ran_dry += quic._pacing_at is None
+        return result
 
     def timer(self) -> float | None:
-        return self._quic.get_timer() if self._started else None
+        if not self._started:
+            return None
+        return self._hold_until or self._quic.get_timer()
 
     def handle_timer(self, now: float) -> None:
+        if now < self._hold_until:
+            return
+        self._hold_until = 0.0
         alive = self._quic._close_event is None
-        self._quic.handle_timer(now)
+        # A microsecond late: the library may find by rounding that a loss is not due yet, and ask again for this time.
+        self._quic.handle_timer(now + 1e-6)
         self._silent |= alive and self._quic._close_event is not None
 
     @property
     def _started(self) -> bool:
         return bool(self._quic._network_paths)
+
+    def wake(self, now: float) -> None:
+        self._hold_until = 0.0
+        if self._closing or not self._started:
+            return
+        recovery = self._quic._loss
+        recovery._pto_count = 0
+        if recovery.bytes_in_flight:
+            recovery.reschedule_data(now=now)  # what its timer does
+
+    def switch(self, now: float, rtt: float) -> None:
+        recovery = self._quic._loss
+        if self._closing or not recovery.bytes_in_flight or not recovery._rtt_initialized:
+            return
+        old = max(recovery._rtt_latest, recovery._rtt_smoothed)
+        self._hold_until = hold_until(now, old, recovery._rtt_min, rtt)
+        # What is overtaken nevertheless is no sign of congestion: the window was halved for all that was sent so far.
+        recovery._cc._congestion_recovery_start_time = now
+
+    def set_window_hint(self, size: int) -> None:
+        congestion = self._quic._loss._cc
+        size = min(size, MAX_WINDOW_HINT)
+        congestion.congestion_window = max(congestion.congestion_window, size)
+        if congestion.ssthresh is not None:
+            congestion.ssthresh = max(congestion.ssthresh, size)
 
     def streams_available(self) -> int:
         return _PLENTY
@@ -128,6 +196,7 @@ class AioquicEngine:
         return stream_id
 
     def send(self, stream_id: int, data: bytes | bytearray | memoryview, end: bool = False) -> None:
+        self._written += len(data)
         self._quic.send_stream_data(stream_id, data, end)
 
     def reset(self, stream_id: int, code: int) -> None:
@@ -147,6 +216,7 @@ class AioquicEngine:
 
     def close(self, code: int, reason: str) -> None:
         self._closing = True
+        self._hold_until = 0.0
         self._quic.close(error_code=code, reason_phrase=reason)
 
     def peer_id(self) -> PeerId | None:
@@ -164,11 +234,16 @@ class AioquicEngine:
     def counters(self) -> EngineCounters:
         recovery = self._quic._loss  # no public figures
         known = recovery._rtt_initialized
+        self._acked = max(self._acked, self._written - self.backlog())
         return EngineCounters(
             recovery._rtt_smoothed if known else None,
             recovery._rtt_min if known else None,
             self._quic.lost,
             recovery.congestion_window,
+            self._sent,
+            self._acked,
+            recovery.bytes_in_flight,
+            self._ran_dry,
         )
 
 
@@ -184,12 +259,16 @@ class AioquicFactory:
     def warm_up(self) -> None:
         self.client(self._config.datagram_size).connect(0.0)
 
-    def client(self, datagram_size: int) -> AioquicEngine:
-        return AioquicEngine(_Connection(configuration=self._configuration(True, datagram_size)), datagram_size)
+    def client(self, datagram_size: int, initial_window: int = INITIAL_WINDOW) -> AioquicEngine:
+        configuration = self._configuration(True, datagram_size)
+        return AioquicEngine(_Connection(initial_window, configuration=configuration), datagram_size)
 
-    def server(self, original_cid: bytes, datagram_size: int) -> AioquicEngine:
-        configuration = self._configuration(False, datagram_size)
-        connection = _Connection(configuration=configuration, original_destination_connection_id=original_cid)
+    def server(self, original_cid: bytes, datagram_size: int, initial_window: int = INITIAL_WINDOW) -> AioquicEngine:
+        connection = _Connection(
+            initial_window,
+            configuration=self._configuration(False, datagram_size),
+            original_destination_connection_id=original_cid,
+        )
         return AioquicEngine(connection, datagram_size)
 
     def _configuration(self, is_client: bool, datagram_size: int) -> Any:

@@ -25,6 +25,15 @@ CID_LENGTH = 8
 # What QUIC is told about where its peer is, always and for every peer: paths are chosen below it, so an address
 # would only be wrong one day. A literal, because qh3 insists on one.
 LOGICAL_ADDRESS = ("fd00::1", 1)
+# Bytes in flight before anything was acknowledged. RFC 9002, 7.2 says ten packets, which costs 100 KB three round
+# trips more; one burst of this size passes the queue of any access link that is worth sending an expert over.
+INITIAL_WINDOW = 128 * 1024
+# What a hint may raise a window to, whatever it says.
+MAX_WINDOW_HINT = 1024 * 1024
+# A silent peer is probed at least this often (seconds) while something is in flight; RFC 9002 lets it double forever.
+MAX_PROBE_INTERVAL = 1.5
+# The longest pause at a change of path, in seconds: a deeper queue than that is worth overtaking.
+MAX_HOLD = 0.25
 # QUIC's windows stand this far above our credits, for the control stream and what is in flight as a window moves.
 WINDOW_MARGIN = 256 * 1024
 
@@ -43,12 +52,21 @@ class Termination:
 
 @dataclass(frozen=True, slots=True)
 class EngineCounters:
-    """What loss recovery knows. RTT in seconds, None before the first sample."""
+    """What loss recovery knows. RTT in seconds, None before the first sample; windows and amounts in bytes.
+
+    sent: datagrams so far that the peer had to acknowledge; lost: packets of them declared lost. acked: stream bytes
+    delivered. ran_dry: how often there was nothing left to send: where it stood still for a second, `acked` per second
+    is what the path carries, not what the application wanted.
+    """
 
     rtt: float | None
     min_rtt: float | None
     lost: int
     congestion_window: int
+    sent: int = 0
+    acked: int = 0
+    in_flight: int = 0
+    ran_dry: int = 0
 
 
 class EngineEvents(Protocol):
@@ -104,6 +122,25 @@ class QuicEngine(Protocol):
     def handle_timer(self, now: float) -> None:
         """The timer fired."""
 
+    def wake(self, now: float) -> None:
+        """The path is new, or back: probe with the next `datagrams` instead of sitting out a back-off.
+
+        For a path that may have lost what is in flight; harmless at any time, and nothing where all is acknowledged.
+        """
+
+    def switch(self, now: float, rtt: float) -> None:
+        """The path changes now from one that works to another, of this round-trip time in seconds.
+
+        Where the new one is faster, nothing is sent (at most MAX_HOLD) until what is under way on the old one is
+        there: it would be overtaken, and taken for lost. For a path that broke, call `wake` instead.
+        """
+
+    def set_window_hint(self, size: int) -> None:
+        """The path has carried `size` bytes per round trip without loss, by an earlier measurement.
+
+        Raises the congestion window to it (at most MAX_WINDOW_HINT), where the library can; never lowers it.
+        """
+
     def streams_available(self) -> int:
         """How many more streams may be opened now without waiting for the peer."""
 
@@ -144,10 +181,10 @@ class EngineFactory(Protocol):
     def warm_up(self) -> None:
         """Pay one-time costs of the library now; may take 60 ms, may run in a thread."""
 
-    def client(self, datagram_size: int) -> QuicEngine:
-        """The dialling side."""
+    def client(self, datagram_size: int, initial_window: int = INITIAL_WINDOW) -> QuicEngine:
+        """The dialling side. `initial_window`: bytes that may be in flight before the first acknowledgement."""
 
-    def server(self, original_cid: bytes, datagram_size: int) -> QuicEngine:
+    def server(self, original_cid: bytes, datagram_size: int, initial_window: int = INITIAL_WINDOW) -> QuicEngine:
         """The answering side of the Initial that carried `original_cid` as its destination."""
 
 
@@ -160,6 +197,17 @@ def create_factory(identity: Identity, config: TransportConfig) -> EngineFactory
     from transport.qh3_engine import Qh3Factory  # noqa: PLC0415
 
     return Qh3Factory(identity, config)
+
+
+def hold_until(now: float, old: float, minimum: float, new: float) -> float:
+    """When to send again after a switch from a path with this round-trip time now, and this at its best, to a new one.
+
+    What was sent last is still on its way for the old path's queue and half of its empty round trip; the queue is
+    taken to be all on our side, and an eighth longer than when it was measured, since one packet that is overtaken
+    costs as much as all. 0.0 where the old path is the faster one.
+    """
+    wait = old - minimum / 2 - new / 2
+    return now + min(wait + (old - minimum) / 8 + 0.001, MAX_HOLD) if wait > 0 else 0.0
 
 
 def report_events(quic: Any, events: Any, sink: EngineEvents) -> None:

@@ -35,8 +35,23 @@ def test_the_private_parts_are_there() -> None:
     quic = quic_of(Pair("aioquic", "aioquic").client)
     for name in ("_close_event", "_loss", "_network_paths", "_streams"):
         assert hasattr(quic, name)
-    for name in ("_on_packets_lost", "_rtt_initialized", "_rtt_min", "_rtt_smoothed"):
+    assert hasattr(quic, "_pacing_at")
+    for name in (
+        "_in_persistent_congestion",
+        "_on_packets_lost",
+        "_pto_count",
+        "_rtt_initialized",
+        "_rtt_latest",
+        "_rtt_min",
+        "_rtt_smoothed",
+        "_time_of_last_sent_ack_eliciting_packet",
+        "get_loss_detection_time",
+        "get_probe_timeout",
+        "reschedule_data",
+    ):
         assert hasattr(quic._loss, name)
+    for name in ("_congestion_recovery_start_time", "bytes_in_flight", "congestion_window", "ssthresh"):
+        assert hasattr(quic._loss._cc, name)
     assert quic.tls._peer_certificate is not None
     assert len(quic.tls._signature_algorithms) == 1
     assert quic.tls.key_schedule.algorithm.name in ("sha256", "sha384")

@@ -28,6 +28,9 @@ def test_the_private_parts_are_there() -> None:
         assert hasattr(quic, name)
     for name in ("poll_transmit", "receive_gro_buffer", "send_stream", "get_send_buffer_size", "stream_limits"):
         assert hasattr(quic._core, name)
+    for name in ("bytes_in_flight", "congestion_window", "latest_rtt", "loss_total", "pto_count", "pto_total"):
+        assert getattr(quic._core, name) is not None
+    assert quic._core.received_authenticated_packet is True
     assert quic._handshake_complete is True
     assert quic.tls.key_schedule.algorithm in (256, 384)
 
@@ -69,6 +72,57 @@ def test_streams_beyond_the_peer_s_limit_are_known_not_to_fit() -> None:
     assert pair.client.streams_available() == 0
     with pytest.raises(ValueError, match="limit"):
         pair.client.open_stream()
+
+
+def test_the_core_has_no_idle_time_out_but_the_peer_is_told_ours() -> None:
+    """It would end the connection as soon as its probe timer is called with the late time that it waits for."""
+    pair = Pair("qh3", "qh3")
+    for engine in (pair.client, pair.server):
+        quic = quic_of(engine)
+        assert quic._applied_transport_parameters.max_idle_timeout == 10_000
+        assert quic._core.get_timer() is None
+        quic.handle_timer(pair.now + 1e6)
+        assert quic._core.state == "connected"
+
+
+def test_the_probe_timer_may_be_called_early_and_sends_past_a_full_window() -> None:
+    pair = Pair("qh3", "qh3")
+    core = quic_of(pair.client)._core
+    pair.client.send(pair.client.open_stream(), bytes(500_000))
+    for _ in range(10):  # its pacer wants a little time
+        pair.client.datagrams(pair.now)
+        pair.now += 0.001
+    assert core.congestion_window - core.bytes_in_flight < 1280
+    kind, deadline = core.get_timer()
+    assert kind == "loss_detection"
+    assert deadline > pair.now
+    core.handle_timer(deadline)
+    assert core.pto_count == 1
+    assert len(pair.client.datagrams(pair.now)) == 2
+
+
+@pytest.mark.parametrize(("window", "expected"), [(0, 14_520), (60_000, 60_000), (1 << 20, 131_070)])
+def test_the_initial_window_is_two_datagrams_of_a_size_that_is_taken_back(window: int, expected: int) -> None:
+    client = Qh3Factory(CLIENT, TransportConfig()).client(1452, window)
+    client.connect(1.0)
+    core = quic_of(client)._core
+    assert core.congestion_window == expected
+    assert core.active_path[5] == 1452
+    assert max(map(len, client.datagrams(1.0))) <= 1452
+
+
+def test_the_core_forgets_its_window_after_two_seconds_of_its_own_time() -> None:
+    """What core_clock.py and the extra pings are for; when this fails, they may not be needed any more."""
+    pair = Pair("qh3", "qh3")
+    core = quic_of(pair.client)._core
+    stream = pair.client.open_stream()
+    pair.client.send(stream, b"x")
+    pair.run()
+    window = core.congestion_window
+    assert window > 100_000
+    core.send_stream(stream, b"x", False)
+    assert core.poll_transmit(pair.now + 5.0) is not None
+    assert core.congestion_window < 15_000
 
 
 def test_configurations_are_made_once_per_role_and_size() -> None:

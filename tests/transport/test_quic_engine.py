@@ -133,7 +133,7 @@ def test_a_lost_datagram_is_counted_and_repaired(engines: tuple[str, str]) -> No
     assert pair.client.counters().lost >= 1
 
 
-@pytest.mark.parametrize("size", [1280, 8900])
+@pytest.mark.parametrize("size", [1280, 1452, 8900])
 def test_large_datagrams_are_sent_both_ways(engines: tuple[str, str], size: int) -> None:
     pair = Pair(*engines, size=size)
     stream = pair.client.open_stream()

@@ -252,7 +252,7 @@ async def test_pausing_holds_the_peer_back(both: tuple[Connection, Connection]) 
 
     incoming.set_receiver(receive, lambda _: None)
     sending = asyncio.ensure_future(stream.write(bytes(KIB * KIB)))
-    await until(lambda: incoming.buffered > 100 * KIB)
+    await until(lambda: got + incoming.buffered > 100 * KIB)
     assert 0 < got + incoming.buffered <= 128 * KIB + 1
     assert not sending.done()
     while got < KIB * KIB:

@@ -1,0 +1,73 @@
+"""What a burst costs after idleness: `python -m swarmnode.bench.idle`. One connection per engine, an emulated link.
+
+The link: 50 ms round trip, 100 Mbit/s. One way of the wire is 25 ms of every figure; slow start would add a round trip
+or three to 100 KB. Time from the first write to the last byte at the other side, in ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+
+from transport.config import TransportConfig
+from transport.emulation import LinkEmulation
+from transport.endpoint import Endpoint
+from transport.identity import Identity
+
+LINK = LinkEmulation(rtt=0.05, rate=12.5e6)
+SIZES = (100_000, 12_288)
+
+
+async def after_idle(engine: str, seconds: float, count: int) -> dict[int, list[float]]:
+    """Size in bytes → milliseconds of `count` one-way transfers, each after `seconds` without any."""
+    loop = asyncio.get_running_loop()
+    loopback = ("127.0.0.1", 0)
+    slow, plain = TransportConfig(engine=engine, emulation=LINK), TransportConfig(engine=engine)
+    times: dict[int, list[float]] = {}
+    async with (
+        await Endpoint.bind(Identity.generate(), slow, listen=loopback) as sender,
+        await Endpoint.bind(Identity.generate(), plain, listen=loopback) as receiver,
+    ):
+        connection = await sender.dial(receiver.peer_id, [receiver.address])
+        stream = await connection.open_stream()
+        await stream.write(b"\0")
+        incoming = await (await receiver.accept()).accept_stream()
+        await incoming.readexactly(1)
+        for size in SIZES:
+            times[size] = []
+            for _ in range(count):
+                await asyncio.sleep(seconds)
+                began = loop.time()
+                writing = asyncio.ensure_future(stream.write(bytes(size)))
+                await incoming.readexactly(size)
+                times[size].append((loop.time() - began) * 1e3)
+                await writing
+    return times
+
+
+async def _main(seconds: float, count: int, as_json: bool) -> None:
+    for engine in ("qh3", "aioquic"):
+        times = await after_idle(engine, seconds, count)
+        rows = {
+            size: {"p50_ms": round(statistics.median(ms), 1), "max_ms": round(max(ms), 1)} for size, ms in times.items()
+        }
+        if as_json:
+            print(json.dumps({"engine": engine, "idle_s": seconds, "n": count, "rows": rows}))
+        for size, row in rows.items() if not as_json else ():
+            print(f"{engine:8} {size:7} B after {seconds:g} s idle: {row['p50_ms']} ms, at most {row['max_ms']} ms")
+
+
+def main() -> None:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--idle", type=float, default=10.0, help="seconds")
+    parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    asyncio.run(_main(given.idle, given.count, given.json))
+
+
+if __name__ == "__main__":
+    main()
