@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from transport.proto.path_config import PathConfig
+from transport.proto.path_quality import Quality
+
+CONFIG = PathConfig()
+
+
+def seconds(quality: Quality, count: int, sent: int, loss: float, start: float = 0.0, seed: int = 0) -> float:
+    random, now = Random(seed), start
+    for _ in range(count):
+        now += 1.0
+        quality.count(sent, sum(random.random() < loss for _ in range(sent)), now)
+    return now
+
+
+@pytest.mark.parametrize("sent", [5, 20, 50, 500])
+def test_two_percent_are_never_taken_for_five(sent: int) -> None:
+    for seed in range(20):
+        quality = Quality(CONFIG)
+        seconds(quality, 60, sent, 0.02, seed=seed)
+        assert quality.demoted == ""
+
+
+@pytest.mark.parametrize(("sent", "within"), [(20, 12), (50, 8), (500, 4)])
+def test_ten_percent_are_noticed(sent: int, within: int) -> None:
+    for seed in range(20):
+        quality = Quality(CONFIG)
+        seconds(quality, within, sent, 0.10, seed=seed)
+        assert quality.demoted.startswith("loses ")
+
+
+def test_fewer_than_fifty_packets_say_nothing() -> None:
+    quality = Quality(CONFIG)
+    for second in range(4):
+        quality.count(12, 6, float(second))
+    assert quality.demoted == ""
+    assert quality.loss == 0.0
+    quality.count(12, 6, 4.0)
+    assert quality.demoted == "loses 50 %"
+
+
+def test_one_bad_second_says_nothing() -> None:
+    quality = Quality(CONFIG)
+    quality.count(1000, 400, 1.0)
+    assert quality.demoted == ""
+
+
+def train(quality: Quality, start: float, lost: int) -> tuple[float, int]:
+    """Run the train that is due; (when it ended, pings sent)."""
+    now, sent = start, 0
+    while quality.due <= now + 1.0:
+        now = max(now, quality.due)
+        if quality.poll(now):
+            sent += 1
+            quality.trained(sent > lost, now)
+    return now, sent
+
+
+def test_a_demoted_path_comes_back_after_a_clean_train() -> None:
+    quality = Quality(CONFIG)
+    now = seconds(quality, 5, 100, 0.2)
+    assert quality.demoted
+    assert now + 25 < quality.due <= now + CONFIG.demote_hold
+    end, pings = train(quality, quality.due, lost=1)
+    assert pings == CONFIG.train_pings
+    assert end - now <= 36
+    assert quality.demoted == ""
+    assert quality.loss == 0.0
+
+
+def test_every_failed_train_doubles_the_hold_and_ends_early() -> None:
+    quality = Quality(CONFIG)
+    seconds(quality, 5, 100, 0.2)
+    gaps = []
+    for _ in range(7):
+        end, pings = train(quality, quality.due, lost=50)
+        assert pings <= 3
+        assert quality.demoted
+        gaps.append(round(quality.due - end))
+    assert gaps == [60, 120, 240, 480, 900, 900, 900]
+
+
+def test_a_path_that_was_good_for_long_starts_anew() -> None:
+    quality = Quality(CONFIG)
+    seconds(quality, 5, 100, 0.2)
+    end, _ = train(quality, quality.due, lost=0)
+    now = seconds(quality, 5, 100, 0.2, start=end + 5)
+    assert quality.due - now > 50
+    end, _ = train(quality, quality.due, lost=0)
+    now = seconds(quality, 5, 100, 0.2, start=end + 5000)
+    assert quality.due - now < 31
+
+
+def test_goodput_under_half_of_the_relays() -> None:
+    quality = Quality(CONFIG)
+    for goodput in (2e6, 2e6, 4e6, 2e6, 2e6):
+        quality.carried(goodput, 6e6, 1.0)
+    assert quality.demoted == ""
+    quality.carried(2e6, 6e6, 1.0)
+    assert quality.demoted.startswith("carries ")
+    other = Quality(CONFIG)
+    for _ in range(10):
+        other.carried(1.0, None, 1.0)  # nothing is known of a relay
+    assert other.demoted == ""

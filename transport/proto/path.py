@@ -1,0 +1,437 @@
+"""One path to one peer: its state, its pings, its RTT. PURE.
+
+Not which path is used (path_policy.py) and not whom to call (punch.py). Owned and driven by paths.py.
+
+  candidate   known, not asked yet
+  probing     a few pings are under way
+  live        a pong, or a QUIC handshake, has authenticated the peer over it
+  doubted     silent after a send, silent for long, or deaf: asked every 175 ms, used together with another path
+  dead        asked with growing gaps while it has ever been live; three pongs in a row bring it back
+
+  TRANSITIONS (what is not in the table changes nothing)
+              ask        answer     doubt      give up    lose (the relay is down, or says that the peer is gone)
+  candidate   probing    live       .          .          dead
+  probing     .          live       .          dead       dead
+  live        .          .          doubted    .          dead
+  doubted     .          live       .          dead       dead
+  dead        probing*   live**     .          .          .
+  * never live before; otherwise it is pinged and stays dead.  ** the third pong in a row, when it was live before
+
+What counts as an answer to a send: data of a connection, and pongs. The peer's own pings only show that the peer is
+heard: a path on which nothing but they arrive is one-way. A lost pong alone changes nothing; three in a row do, even
+while data arrives (we hear, but are we heard?), and five end it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+
+from transport.proto.addresses import PathId, PathKind
+from transport.proto.path_config import DEFAULT_MAX_SIZE, RELAY_SIZE, PathConfig
+from transport.proto.path_policy import PathState, PathView
+from transport.proto.path_quality import Quality
+from transport.proto.path_size import SizeSearch
+
+CANDIDATE, PROBING, LIVE, DOUBTED, DEAD = PathState
+
+
+class Event(StrEnum):
+    """What moves a path from state to state."""
+
+    ASK = "ask"
+    ANSWER = "answer"
+    DOUBT = "doubt"
+    GIVE_UP = "give up"
+    LOSE = "lose"
+
+
+TRANSITIONS: Mapping[tuple[PathState, Event], PathState] = {
+    (CANDIDATE, Event.ASK): PROBING,
+    (CANDIDATE, Event.ANSWER): LIVE,
+    (CANDIDATE, Event.LOSE): DEAD,
+    (PROBING, Event.ANSWER): LIVE,
+    (PROBING, Event.GIVE_UP): DEAD,
+    (PROBING, Event.LOSE): DEAD,
+    (LIVE, Event.DOUBT): DOUBTED,
+    (LIVE, Event.LOSE): DEAD,
+    (DOUBTED, Event.ANSWER): LIVE,
+    (DOUBTED, Event.GIVE_UP): DEAD,
+    (DOUBTED, Event.LOSE): DEAD,
+    (DEAD, Event.ASK): PROBING,
+    (DEAD, Event.ANSWER): LIVE,
+}
+
+
+@dataclass(slots=True)
+class Ping:
+    """One ping under way. size: bytes it was padded to, 0 for a small one."""
+
+    sent_at: float
+    deadline: float
+    size: int = 0
+    train: bool = False
+    missed: bool = False
+
+
+class Path:
+    """One path. Times in seconds, monotonic; `waiting_since` is the first send that nothing has answered."""
+
+    __slots__ = (
+        "_ask_gap",
+        "_asked_at",
+        "_back_off",
+        "_config",
+        "_failures",
+        "_proof",
+        "_tries",
+        "_tries_end",
+        "down_until",
+        "keep",
+        "kind",
+        "last_big",
+        "last_heard",
+        "last_ping",
+        "one_way",
+        "path",
+        "pings",
+        "proven",
+        "quality",
+        "reason",
+        "row",
+        "rtt",
+        "samples",
+        "since",
+        "sizes",
+        "state",
+        "suspect",
+        "unanswered",
+        "unheard_since",
+        "waiting_since",
+    )
+
+    def __init__(
+        self, path: PathId, kind: PathKind, now: float, config: PathConfig, max_size: int = DEFAULT_MAX_SIZE
+    ) -> None:
+        self.path, self.kind, self._config = path, kind, config
+        self.state, self.since, self.reason = CANDIDATE, now, "not tried yet"
+        self.proven = False
+        self.keep = False  # an address that the owner gave us: it is not forgotten
+        self.rtt: float | None = None
+        self.samples = 0
+        self.last_heard = -inf
+        self.last_ping = -inf
+        self.last_big = -inf
+        self.waiting_since = inf
+        self.unheard_since = now  # when in doubt: the peer may have heard nothing that was sent since
+        self._proof = -inf  # the last ping that was answered was sent then
+        self._asked_at, self._ask_gap = -inf, config.ask_again
+        self.unanswered = 0  # pings in a row without a pong
+        self.row = 0  # pongs in a row
+        self.one_way = 0  # pongs in a row without data, though we send
+        self.suspect = False  # asked every 175 ms until a pong
+        self.pings: dict[bytes, Ping] = {}
+        self.down_until = -inf  # relays: inf while our link is down
+        self.quality = Quality(config)
+        self.sizes = SizeSearch(0 if kind is PathKind.RELAY else max_size, config)
+        self._tries: list[float] = []
+        self._tries_end = inf
+        self._back_off = config.back_off
+        self._failures = 0  # times in a row that asking brought nothing
+
+    @property
+    def direct(self) -> bool:
+        """Whether no relay is involved."""
+        return self.kind is not PathKind.RELAY
+
+    @property
+    def size(self) -> int:
+        """UDP payload in bytes that it is known to carry."""
+        return self.sizes.size if self.direct else RELAY_SIZE
+
+    def view(self, now: float, home: bool) -> PathView:
+        """What the policy and people see."""
+        return PathView(
+            self.path,
+            self.kind,
+            self.state,
+            self.rtt,
+            self.samples,
+            self.quality.loss,
+            self.size,
+            None if self.last_heard == -inf else self.last_heard,
+            self.reason,
+            self.quality.demoted,
+            home,
+            self.proven,
+            now < self.down_until,
+        )
+
+    def patience(self) -> float:
+        """How long nothing may be heard after a send."""
+        limit = self._config.silence(self.rtt)
+        return limit * self._config.one_way_patience if self.one_way >= self._config.one_way_after else limit
+
+    # Inputs.
+
+    def ask(self, now: float, delay: float = 0.0) -> None:
+        """Find out whether it works: a few well-timed pings from `now + delay`."""
+        returning = self.state is DEAD and self.proven and not self._tries
+        if now < self.down_until or not (returning or self._go(Event.ASK, now, "asked")):
+            return
+        start = now + delay
+        self._tries = [start + offset for offset in self._config.tries]
+        self._tries_end = self._tries[-1] + self._config.tries_end
+
+    def rested(self, now: float) -> bool:
+        """Whether someone's wish is a reason to ask. Not a path that has ever been live: that is asked anyway."""
+        gap = min(self._config.session_gap * 2**self._failures, self._config.retry_session)
+        return self.state is CANDIDATE or (self.state is DEAD and not self.proven and now >= self.since + gap)
+
+    def ask_again(self, now: float) -> bool:
+        """One ping now, unless there was one a moment ago; whether there will be."""
+        config = self._config
+        if now - self._asked_at > 2 * config.selected_gap:
+            self._ask_gap = config.ask_again
+        if self.last_ping == -inf or now - self.last_ping < (self._ask_gap if self.state is LIVE else config.ask_again):
+            return False
+        if self.state is PROBING:
+            if self._tries:
+                return False
+            self._tries, self._tries_end = [now], now + config.tries_end
+        self.last_ping, self._asked_at = -inf, now
+        self.suspect = self.state is LIVE
+        self._ask_gap = min(2 * self._ask_gap, config.selected_gap)
+        return True
+
+    def confirmed(self, now: float) -> None:
+        """A QUIC handshake has authenticated the peer over it."""
+        self.last_heard, self.waiting_since = now, inf
+        self.unanswered = 0
+        self._alive(now, "a handshake came through")
+
+    def doubt(self, now: float, why: str, deaf: bool = False) -> None:
+        """Something speaks against it: ask at once, and let the policy back it with another path."""
+        if self._go(Event.DOUBT, now, why):
+            self.last_ping, self._ask_gap = -inf, self._config.ask_again
+            # What was heard last answers what was sent a round trip before; when we are not heard, only a pong counts.
+            round_trip = self._config.first_rtt if self.rtt is None else 1.25 * self.rtt
+            since = self._proof if deaf else min(self.waiting_since, self.last_heard) - round_trip
+            self.unheard_since = max(since, now - self._config.replay)
+            for ping in self.pings.values():  # padded ones that are lost now say nothing about size
+                ping.missed |= ping.size > 0
+            self.sizes.pause()
+
+    def lose(self, now: float, why: str, until: float = inf) -> None:
+        """The relay is down, or the peer is not there, until `until`."""
+        self.down_until = until
+        self.unheard_since = now - self._config.replay
+        self.pings.clear()
+        if not self._go(Event.LOSE, now, why):
+            self.reason = why
+        self._fell()
+
+    def restore(self, now: float) -> None:
+        """The relay is up again, the peer may be there."""
+        self.down_until = -inf
+        self.proven = False
+        self.unanswered = self.row = self.samples = 0
+        self.waiting_since = inf
+        self.state, self.since, self.reason = CANDIDATE, now, "the relay is up"
+
+    def network_changed(self, now: float) -> None:
+        """Interfaces changed: nothing that was measured holds."""
+        self.unanswered = self.row = self.one_way = self.samples = self._failures = 0
+        self.waiting_since = inf
+        self.pings.clear()
+        self._back_off = self._config.back_off
+        self.quality.forget()
+        self.doubt(now, "the network changed")
+        self.last_ping = -inf
+        self.sizes.search(now)
+        self.sizes.pause()
+
+    def pong(self, tx: bytes, now: float) -> bool:
+        """A pong came by this path; False when no ping of it asked for that."""
+        ping = self.pings.pop(tx, None)
+        if ping is None:
+            return False
+        self.last_heard = now
+        if ping.size:
+            self.sizes.answered(ping.size, now)
+            return True
+        if ping.train:
+            if not ping.missed:
+                self.quality.trained(True, now)
+        elif self.direct and self.state is LIVE and not ping.missed:
+            self.quality.count(1, 0, now)
+        self._proof = max(self._proof, ping.sent_at)
+        self._measure(now - ping.sent_at)
+        if self.waiting_since != inf:
+            self.one_way += 1
+            self.waiting_since = inf
+        self.unanswered = 0
+        self.row += 1
+        self.suspect = False
+        if self.direct and self.sizes.small_answered(ping.sent_at, now):
+            self.reason = "datagrams beyond 1200 bytes are lost"
+        if self.state is not DEAD or not self.proven or self.row >= self._config.return_pongs:
+            self._alive(now, "answers")
+        return True
+
+    def sent_ping(self, tx: bytes, size: int, train: bool, now: float) -> None:
+        """A ping goes out."""
+        self.pings[tx] = Ping(now, now + self._config.silence(self.rtt), size, train)
+        if size == 0:
+            self.last_ping = now
+            if self.state is DEAD and not self._tries:
+                self._back_off = min(2 * self._back_off, self._config.back_off_cap)
+
+    def shift(self, late: float, now: float) -> None:
+        """We slept for `late` seconds: silence in them was ours."""
+        self.waiting_since = min(self.waiting_since + late, now) if self.waiting_since != inf else inf
+        for ping in self.pings.values():
+            if not ping.missed:
+                ping.deadline += late
+
+    # Time.
+
+    def due(self, now: float, selected: bool, active: bool) -> float:
+        """When `poll` has something to do."""
+        config = self._config
+        times = [self._next_ping(selected, active)]
+        times += [ping.sent_at + config.ping_life if ping.missed else ping.deadline for ping in self.pings.values()]
+        if self.state is LIVE:
+            times += [self.sizes.due, self.quality.due if active else inf]
+            times.append(self.waiting_since + self.patience() * (1.0 if self.suspect else 0.5))
+            if selected and active and self.direct:
+                times.append(self.last_heard + config.stale_after)
+        elif self.state is PROBING:
+            times.append(self._tries_end)
+        if now < self.down_until:
+            times.append(self.down_until)
+        return min(times)
+
+    def poll(self, now: float, selected: bool, active: bool) -> list[tuple[int, bool]]:
+        """Let time pass. The pings to send now: (size, whether it belongs to a train)."""
+        self._expire(now)
+        self._judge(now, selected, active)
+        pings: list[tuple[int, bool]] = []
+        if now >= self._next_ping(selected, active):
+            pings.append((0, False))
+            self._tries = [at for at in self._tries if at > now]
+        if self.state is LIVE:
+            if active and self.quality.poll(now):
+                pings.append((0, True))
+            big_lately = now - self.last_big < self._config.size_check_gap
+            pings += [(size, False) for size in self.sizes.poll(now, big_lately)]
+        return pings
+
+    def _next_ping(self, selected: bool, active: bool) -> float:
+        config = self._config
+        match self.state:
+            case PathState.PROBING:
+                return self._tries[0] if self._tries else inf
+            case PathState.DOUBTED:
+                return self.last_ping + config.suspect_gap
+            case PathState.LIVE:
+                if self.suspect:
+                    return self.last_ping + config.suspect_gap
+                if not active:
+                    return inf
+                if self.samples < config.burst:
+                    return self.last_ping + config.burst_gap
+                if self.unanswered:
+                    return self.last_ping + config.retry_gap
+                return self.last_ping + (config.selected_gap if selected and self.direct else config.other_gap)
+            case PathState.DEAD if active and self.down_until == -inf:
+                if self.row:
+                    return self.last_ping + config.return_gap
+                if self._tries:
+                    return self._tries[0]
+                if self.proven or not self.direct:
+                    return self.last_ping + self._back_off
+        return inf
+
+    def _judge(self, now: float, selected: bool, active: bool) -> None:
+        config = self._config
+        if self.state is LIVE:
+            patience, stale_at = self.patience(), self.last_heard + config.stale_after
+            if self.unanswered >= config.deaf_after:
+                self.doubt(now, f"{self.unanswered} pings were not answered", deaf=True)
+            elif now >= self.waiting_since + patience:
+                self.doubt(now, f"silent for {now - self.waiting_since:.1f} s after a datagram")
+            elif selected and active and self.direct and now >= stale_at:
+                self.doubt(now, f"silent for {now - self.last_heard:.0f} s")
+            elif not self.suspect and (now >= self.waiting_since + 0.5 * patience or self.sizes.wants_small):
+                self.suspect, self.sizes.wants_small = True, False
+                self.last_ping = -inf
+        elif self.state is DOUBTED and self.unanswered >= config.dead_after:
+            self._go(Event.GIVE_UP, now, f"{self.unanswered} pings were not answered")
+            self._fell()
+        elif self.state is PROBING and now >= self._tries_end:
+            self._go(Event.GIVE_UP, now, "no answer")
+            self._failures = min(self._failures + 1, 10)
+            self._fell()
+
+    def _expire(self, now: float) -> None:
+        for tx, ping in list(self.pings.items()):
+            if not ping.missed and now >= ping.deadline:
+                ping.missed = True
+                self._missed(ping, now)
+            if now >= ping.sent_at + self._config.ping_life:
+                del self.pings[tx]
+
+    def _missed(self, ping: Ping, now: float) -> None:
+        if ping.size:
+            self.sizes.missed(ping.size, ping.sent_at, now)
+            return
+        self.row = 0
+        self.unanswered += 1
+        if ping.train:
+            self.quality.trained(False, now)
+        elif self.direct and self.state is LIVE:
+            self.quality.count(1, 1, now)
+
+    # Changes.
+
+    def _measure(self, rtt: float) -> None:
+        # RFC 6298's smoothing; a plain mean until it has a few samples, which converges faster.
+        self.samples += 1
+        known = rtt if self.rtt is None or self.samples == 1 else self.rtt
+        self.rtt = known + (rtt - known) * max(1 / 8, 1 / self.samples)
+
+    def _alive(self, now: float, why: str) -> None:
+        was = self.state
+        if not self._go(Event.ANSWER, now, why):
+            return
+        self.proven = True
+        self.suspect = False
+        self._failures = 0
+        self._tries, self._tries_end = [], inf
+        self._back_off = self._config.back_off
+        if not self.direct:
+            return
+        if was is DOUBTED:
+            self.sizes.resume(now)
+        else:
+            self.quality.forget()
+            self.sizes.search(now)
+
+    def _fell(self) -> None:
+        self.quality.forget()
+        self.sizes.pause()
+        self.suspect = False
+        self.waiting_since = inf
+        self.row = self.one_way = 0
+        self._tries, self._tries_end = [], inf
+        self._back_off = self._config.back_off
+
+    def _go(self, event: Event, now: float, why: str) -> bool:
+        state = TRANSITIONS.get((self.state, event))
+        if state is None:
+            return False
+        self.state, self.since, self.reason = state, now, why
+        return True

@@ -1,0 +1,138 @@
+"""Whether one direct path deserves its tier: loss and goodput, demotion and return. PURE.
+
+Not RTT and not whether the path is alive (path.py). Packets that QUIC reports and small pings both count as samples;
+only the owner knows when they mean something (the path is alive, no switch a moment ago). Called by path.py.
+
+  good      loss > 5 % over ≥ 50 packets in ≥ 3 samples (one standard deviation beyond, so that 2 % are never taken
+            for 5 %), or goodput under half of the relay's in 3 samples in a row     → demoted for 30 s, doubling
+  demoted   the time is over                                                       → training: 50 pings, 0.1 s apart
+  training  loss ≤ 2 %                                                             → good
+            more                                                                   → demoted, twice as long
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf, sqrt
+
+from transport.proto.path_config import PathConfig
+
+
+class Quality:
+    """Of one path. `demoted` says why it lost its tier, "" while it has it."""
+
+    def __init__(self, config: PathConfig) -> None:
+        self._config = config
+        self._window: deque[tuple[float, int, int]] = deque()  # time, sent, lost
+        self._sent = self._lost = 0
+        self._slow = 0  # goodput samples in a row under the limit
+        self._hold = config.demote_hold
+        self._until = inf  # when the training starts
+        self._promoted_at = -inf
+        self._train = 0  # pings yet to send
+        self._train_next = inf
+        self._train_answers = self._train_misses = 0
+        self.goodput: float | None = None  # B/s, smoothed over saturated seconds
+        self.goodput_at = -inf
+        self.demoted = ""
+
+    @property
+    def loss(self) -> float:
+        """Share of packets lost in the window, 0–1; 0 while it holds too few."""
+        return self._lost / self._sent if self._sent >= self._config.loss_packets else 0.0
+
+    @property
+    def due(self) -> float:
+        """When `poll` has something to do."""
+        return min(self._until, self._train_next)
+
+    @property
+    def training(self) -> bool:
+        """Whether pings of the train are under way."""
+        return bool(self._train or self._train_answers or self._train_misses)
+
+    def count(self, sent: int, lost: int, now: float) -> None:
+        """Packets sent since the last sample and packets found lost."""
+        lost = min(lost, sent) if sent else 0
+        if not sent:
+            return
+        config, window = self._config, self._window
+        window.append((now, sent, lost))
+        self._sent += sent
+        self._lost += lost
+        while window:
+            at, first_sent, first_lost = window[0]
+            too_old = now - at > config.loss_memory
+            spare = self._sent - first_sent >= config.loss_packets and len(window) > config.loss_samples
+            if not (too_old or (now - at > config.loss_window and spare) or len(window) > 256):
+                break
+            window.popleft()
+            self._sent -= first_sent
+            self._lost -= first_lost
+        if self.demoted or self._sent < config.loss_packets or len(window) < config.loss_samples:
+            return
+        limit = config.loss_limit
+        if self._lost > limit * self._sent + sqrt(limit * (1 - limit) * self._sent):
+            self._demote(f"loses {round(100 * self.loss)} %", now)
+
+    def carried(self, goodput: float, relay_goodput: float | None, now: float) -> None:
+        """B/s of a second in which the sender was never idle; `relay_goodput` as remembered, for a direct path."""
+        config = self._config
+        self.goodput = goodput if self.goodput is None else 0.5 * (self.goodput + goodput)
+        self.goodput_at = now
+        if relay_goodput is None or self.demoted:
+            return
+        self._slow = self._slow + 1 if goodput < config.goodput_share * relay_goodput else 0
+        if self._slow >= config.goodput_samples:
+            self._demote(f"carries {_rate(self.goodput)}, the relay {_rate(relay_goodput)}", now)
+
+    def forget(self) -> None:
+        """The path was dead or the network is another one: what was lost then says nothing."""
+        self._window.clear()
+        self._sent = self._lost = self._slow = 0
+
+    def poll(self, now: float) -> bool:
+        """Whether a ping of the train is to be sent now; its fate comes back by `trained`."""
+        if now >= self._until:
+            self._until = inf
+            self._train, self._train_next = self._config.train_pings, now
+        if now < self._train_next:
+            return False
+        self._train -= 1
+        self._train_next = now + self._config.train_gap if self._train else inf
+        return True
+
+    def trained(self, answered: bool, now: float) -> None:
+        """What became of a ping of the train."""
+        if not self.training:
+            return
+        config = self._config
+        self._train_answers += answered
+        self._train_misses += not answered
+        allowed = config.loss_back * config.train_pings
+        if self._train_misses > allowed:
+            self._end_train()
+            self._hold_down(now)
+        elif self._train_answers + self._train_misses >= config.train_pings:
+            self._end_train()
+            self.demoted = ""
+            self._promoted_at = now
+            self.forget()
+
+    def _demote(self, why: str, now: float) -> None:
+        if now - self._promoted_at > 10 * self._hold:  # it was good for long: an old story
+            self._hold = self._config.demote_hold
+        self.demoted = why
+        self._hold_down(now)
+
+    def _hold_down(self, now: float) -> None:
+        self._until = now + self._hold
+        self._hold = min(2 * self._hold, self._config.demote_cap)
+
+    def _end_train(self) -> None:
+        self._train, self._train_next = 0, inf
+        self._train_answers = self._train_misses = 0
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e6:.1f} MB/s"
