@@ -7,15 +7,18 @@ whoever binds an endpoint.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from transport.emulation import LinkEmulation
 from transport.errors import ConfigError
 
 MIB = 1 << 20
 
-# RFC 9000, 14: every path carries 1200 bytes. 1280 fits all but exotic tunnels and is what the engines start with.
-MIN_DATAGRAM_SIZE = 1200
-DEFAULT_DATAGRAM_SIZE = 1280
+# RFC 9000, 14: every path carries 1200 bytes of UDP payload. Nothing larger goes out on a path that was not probed.
+MIN_DATAGRAM_SIZE = UNPROBED_SIZE = 1200
+# What fills a link of 1500 bytes, with IPv6's header: QUIC's datagram size on all connections, for their whole life (no
+# engine can change it safely). Where a path carries less, datagrams travel in pieces.
+DEFAULT_DATAGRAM_SIZE = 1452
 # Loopback carries 64 KiB: large datagrams cost a seventh of the per-packet work. 8900 (a jumbo frame) is well
 # under 16 KiB, above which aioquic writes corrupt frames, and lets seven of them share one GSO send of 64 KiB.
 LOOPBACK_DATAGRAM_SIZE = 8900
@@ -46,9 +49,12 @@ class TransportConfig:
     max_send_buffer: what write_nowait may queue on one stream while it waits for credit.
     send_backlog: what may wait inside the QUIC library per connection before write() waits.
     max_connections: authenticated connections held; max_pending: handshakes of unknown peers at one time.
-    datagram_size: UDP payload on a path that was not probed. probe_datagram_size: let qh3 clients probe for more.
-    loopback_datagram_size: UDP payload between processes of one machine (checked against the interface's MTU).
+    datagram_size: QUIC's datagrams; where a path carries less, they travel in pieces.
+    loopback_datagram_size: … between processes of one machine (checked against the interface's MTU).
     gso, gro: use segmentation offload where the system has it.
+    relays: URLs of the relays that this node connects to. relay_ca: a PEM file with further certificate authorities
+    for them.
+    port_mapping: ask the router for a port when this node is behind one.
     """
 
     engine: str = "qh3"
@@ -64,11 +70,13 @@ class TransportConfig:
     max_pending: int = 64
     datagram_size: int = DEFAULT_DATAGRAM_SIZE
     loopback_datagram_size: int = LOOPBACK_DATAGRAM_SIZE
-    probe_datagram_size: bool = False
     socket_buffer: int = SOCKET_BUFFER
     gso: bool = True
     gro: bool = True
     emulation: LinkEmulation | None = None
+    relays: tuple[str, ...] = ()
+    relay_ca: Path | None = None
+    port_mapping: bool = True
 
     def __post_init__(self) -> None:
         if self.engine not in ("qh3", "aioquic"):

@@ -73,6 +73,7 @@ class ConnectionStats:
     cwnd: int
     path: str
     path_address: Address
+    relay: str
 
 
 class ConnectionOwner(Protocol):
@@ -151,7 +152,8 @@ class Connection:
             lost=counters.lost,
             cwnd=counters.congestion_window,
             path=link.route.path.kind,
-            path_address=link.route.path.address,
+            path_address=link.route.path.id.address,
+            relay=link.route.path.id.relay,
         )
 
     async def wait_closed(self) -> TransportError | None:
@@ -238,7 +240,7 @@ class Connection:
             return
         found = self.link.engine.peer_id()
         if found != self._peer:
-            error = WrongPeer(self._peer, found or "no Ed25519 key", [self.link.route.path.address])
+            error = WrongPeer(self._peer, found or "no Ed25519 key", [self.link.route.path.id.address])
             self.end(CloseCode.WRONG_PEER, "another peer was expected here", error)
             return
         self.link.authenticated = True

@@ -1,7 +1,8 @@
-"""One dial: a race over a peer's addresses, shared by everybody who waits for the same (peer, lane). SHELL.
+"""One dial: a race over the ways to a peer, shared by everybody who waits for the same (peer, lane). SHELL.
 
-Each address gets its own QUIC connection, since another node may answer at a stale address; the next one starts when
-the last has failed or after ATTEMPT_DELAY (RFC 8305, 5). The first that reaches the right peer proves who we are;
+Ways are the peer's path, as soon as there is one (through a relay at first), and addresses. Each address gets its own
+QUIC connection, since another node may answer at a stale address; the next one starts when the last has failed or
+after ATTEMPT_DELAY (RFC 8305, 5). The first that reaches the right peer proves who we are;
 the endpoint decides everything about identities and duplicates. Called by the endpoint only.
 """
 
@@ -38,13 +39,14 @@ RETRY_DELAY = 0.25  # before an address is tried again
 APPLICATION_ERROR = 0x0C  # RFC 9000, 20.1: any close by the application, as seen before the handshake is done
 
 Key = tuple[PeerId, str]
+Target = Address | None  # None: the path that is known to the peer
 
 
 class Dial:
     """A running dial. Its future is resolved by the endpoint, with whichever connection wins."""
 
     def __init__(
-        self, key: Key, connect: Callable[[Address], Connection], over: Callable[[Dial], Connection | None]
+        self, key: Key, connect: Callable[[Target], Connection], over: Callable[[Dial], Connection | None]
     ) -> None:
         """`connect` starts an attempt. `over` is called when the dial ends, before its callers hear of it; it may
         know a connection that the peer opened meanwhile."""
@@ -58,10 +60,11 @@ class Dial:
         self.future.add_done_callback(_retrieve)
         self._connect, self._over = connect, over
         self._finished = False
-        self._queue: deque[Address] = deque()
-        self._retries: dict[Address, asyncio.TimerHandle] = {}
-        self._attempts: dict[Connection, Address] = {}
-        self._errors: dict[Address, TransportError] = {}
+        self._hopes = False
+        self._queue: deque[Target] = deque()
+        self._retries: dict[Target, asyncio.TimerHandle] = {}
+        self._attempts: dict[Connection, Target] = {}
+        self._errors: dict[Target, TransportError] = {}
         self._progress = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"dial-{key[0].short}")
 
@@ -74,21 +77,32 @@ class Dial:
                 self._queue.append(address)
         self._progress.set()
 
+    def hope(self) -> None:
+        """A path may still be found (`add_path`): the dial is not over when all addresses have failed."""
+        self._hopes = True
+
+    def add_path(self) -> None:
+        """There is a path to the peer: it is tried first."""
+        self._hopes = True
+        if None not in self._queue and None not in self._attempts.values() and None not in self._retries:
+            self._queue.appendleft(None)
+            self._progress.set()
+
     def owns(self, connection: Connection) -> bool:
         """Whether this connection is an attempt of this dial."""
         return connection in self._attempts
 
     def attempt_ended(self, connection: Connection, error: TransportError) -> None:
         """An attempt is over. Ends the dial when the peer itself refused, or when no attempt is left."""
-        address = self._attempts.pop(connection)
+        target = self._attempts.pop(connection)
         if self.proving is connection:
             self.proving = None
         if self._finished:
             return
-        self._errors[address] = error
+        self._errors[target] = error
         if _may_pass(error):
             loop = asyncio.get_running_loop()
-            self._retries[address] = loop.call_later(RETRY_DELAY, self._retry, address)
+            self._retries[target] = loop.call_later(RETRY_DELAY, self._retry, target)
         elif isinstance(error, Refused):
             self.finish(error)
         self._progress.set()
@@ -111,17 +125,17 @@ class Dial:
                 connection.end(CloseCode.DUPLICATE, "another attempt won", ConnectionClosed(0, "dial over"))
         self._attempts.clear()
 
-    def timed_out(self, timeout: float) -> TransportError:
-        """The error of a caller whose time is up."""
+    def timed_out(self, timeout: float, no_path: str = "") -> TransportError:
+        """The error of a caller whose time is up. `no_path`: why the peer has no path."""
         wrong = [error for error in self._errors.values() if isinstance(error, WrongPeer)]
         if wrong:
             return wrong[0]
-        detail = "; ".join(sorted({str(error) for error in self._errors.values()}))
+        detail = "; ".join(filter(None, [*sorted({str(error) for error in self._errors.values()}), no_path]))
         return Unreachable(self.key[0], self.addresses, timeout, detail, self.skipped)
 
-    def _retry(self, address: Address) -> None:
-        del self._retries[address]
-        self._queue.append(address)
+    def _retry(self, target: Target) -> None:
+        del self._retries[target]
+        self._queue.append(target)
         self._progress.set()
 
     def _exhausted(self) -> TransportError:
@@ -133,16 +147,16 @@ class Dial:
         while True:
             self._progress.clear()
             if self._queue:
-                address = self._queue.popleft()
+                target = self._queue.popleft()
                 try:
-                    self._attempts[self._connect(address)] = address
+                    self._attempts[self._connect(target)] = target
                 except Exception as error:  # the library's or ours: it must not leave the callers waiting
                     fault = error if isinstance(error, TransportError) else EngineFault(f"cannot dial: {error!r}")
-                    self._errors[address] = fault
+                    self._errors[target] = fault
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(ATTEMPT_DELAY):
                         await self._progress.wait()
-            elif self._attempts or self._retries:
+            elif self._attempts or self._retries or self._hopes:
                 await self._progress.wait()
             else:
                 self.finish(self._exhausted())

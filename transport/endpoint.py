@@ -1,7 +1,8 @@
 """A node's QUIC endpoint: bind, dial, accept; who may connect, and which of several connections stays. SHELL.
 
-The composer of the package: peer_socket below quic_driver below connection; every task, timer and connection has its
-owner here or in a Dial. Works on the one asyncio loop it was bound on; nothing is thread-safe. Called by nodes.
+The composer of the package: reach (socket, paths, relays) below quic_driver below connection; every task, timer and
+connection has its owner here, in reach or in a Dial. Works on the one asyncio loop it was bound on; nothing is
+thread-safe. Called by nodes.
 
 Nothing passes before both sides are authenticated: the client compares the key in the server's certificate with the
 PeerId that it dialled; the server reads the client's proof (signed for this connection) before anything else, verifies
@@ -15,6 +16,7 @@ import contextlib
 import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 from transport.config import TransportConfig
@@ -33,11 +35,18 @@ from transport.errors import (
     Unreachable,
 )
 from transport.identity import Identity, PeerId
-from transport.peer_socket import PeerSocket, Route
+from transport.news import News, OnNews, nobody_listens
+from transport.path_keeper import Switch
+from transport.path_samples import PathSampler
+from transport.peer_socket import PeerSocket, SocketHandlers
+from transport.proto.addresses import PathId
 from transport.proto.control_frames import BOOT_ID_BYTES, MAX_LANE_BYTES, VERSION, Authenticate, CloseCode
 from transport.proto.dedup import PARK_GRACE, Existing, Verdict, decide
+from transport.proto.path_policy import Decision, PathView
 from transport.quic_driver import Link, QuicDriver
 from transport.quic_engine import create_factory
+from transport.reach import Reach, RelayView
+from transport.route import Path, Route
 from transport.waiters import Waiters, wait, wake
 
 MAX_ACCEPT_QUEUE = 256  # authenticated connections that nobody has accepted yet
@@ -45,6 +54,15 @@ MAX_REMEMBERED = 4096  # (peer, lane) pairs whose last connection is remembered,
 TICKS_PER_KEEP_ALIVE = 4
 
 Admit = Callable[[PeerId], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Pinged:
+    """What one ping showed: the path, its round-trip time in seconds, and why it is this path."""
+
+    path: Path
+    rtt: float
+    reason: str
 
 
 class Endpoint:
@@ -57,14 +75,20 @@ class Endpoint:
         self._boot_id = os.urandom(BOOT_ID_BYTES)
         self._factory = create_factory(identity, config)
         self._driver = QuicDriver(self._incoming)
-        self._socket = PeerSocket(
+        self._reach = Reach(
+            identity,
             listen,
             config,
-            on_quic=self._driver.on_quic,
-            on_drained=self._driver.on_drained,
-            on_writable=self._driver.on_writable,
+            SocketHandlers(self._driver.on_quic, self._driver.on_drained, self._driver.on_writable),
+            admits=self._admits,
+            on_switch=self._switched,
+            on_path=self._path_found,
+            on_news=self._tell,
         )
-        self._driver.socket = self._socket
+        self._socket, self._paths = self._reach.socket, self._reach.paths
+        self._driver.socket, self._driver.paths = self._socket, self._paths
+        self._sampler = PathSampler()
+        self.on_news: OnNews = nobody_listens  # what people may want to see; set it after `bind`
         self._all: set[Connection] = set()
         self._live: dict[Key, Connection] = {}
         self._previous: OrderedDict[Key, int] = OrderedDict()
@@ -92,6 +116,7 @@ class Endpoint:
         endpoint = cls(identity, config, listen, admit)
         try:
             await asyncio.to_thread(endpoint._factory.warm_up)
+            await endpoint._reach.start()
         except BaseException:
             await endpoint.close()
             raise
@@ -111,12 +136,50 @@ class Endpoint:
         """All live, authenticated connections."""
         return list(self._live.values())
 
-    async def dial(
-        self, peer: PeerId, addresses: Sequence[Address], *, lane: str = "dispatch", timeout: float = 10.0
-    ) -> Connection:
-        """An authenticated connection to `peer` for `lane`: a live one, or a new one over the first address that works.
+    def paths(self, peer: PeerId) -> list[PathView]:
+        """Every path to a peer that is known, with what was measured."""
+        return self._paths.views(peer)
 
-        A dial that is already running is shared. Raises Unreachable (naming the addresses) after `timeout` seconds,
+    def decision(self, peer: PeerId) -> Decision | None:
+        """Which path the peer's datagrams take now, and why; None for a peer that is not known."""
+        return self._paths.decision(peer)
+
+    def relays(self) -> list[RelayView]:
+        """The relays of this node, home first."""
+        return self._reach.relay_views()
+
+    @property
+    def reach(self) -> Reach:
+        """What finds and keeps paths, for those who show it."""
+        return self._reach
+
+    async def ping(self, peer: PeerId, addresses: Sequence[Address] = (), *, timeout: float = 10.0) -> Pinged:
+        """One ping over the path that the peer's datagrams take now; finds a path first where there is none.
+
+        Needs no connection. Raises Unreachable, EndpointClosed.
+        """
+        if self._closed:
+            raise EndpointClosed
+        resolved = await resolve(addresses, self.address)
+        if self._reach.relays is None and not resolved.usable and self._paths.route(peer) is None:
+            raise Unreachable(peer, (), timeout, skipped=resolved.skipped)
+        self._paths.want(peer, resolved.usable)
+        try:
+            path, rtt = await self._paths.ping(peer, timeout)
+        except TimeoutError:
+            raise Unreachable(peer, resolved.usable, timeout, self._no_path_to(peer), resolved.skipped) from None
+        decision = self._paths.decision(peer)
+        if decision is None or decision.primary != path.id:
+            return Pinged(path, rtt, f"left since then: {decision.reason}" if decision is not None else "")
+        return Pinged(path, rtt, decision.reason)
+
+    async def dial(
+        self, peer: PeerId, addresses: Sequence[Address] = (), *, lane: str = "dispatch", timeout: float = 10.0
+    ) -> Connection:
+        """An authenticated connection to `peer` for `lane`: a live one, or a new one over the first way that works.
+
+        Ways are the path that is known already, the relays of this node, and `addresses`. A dial that is already
+        running is shared. Raises Unreachable (naming the addresses) after `timeout` seconds,
         at once when none of them can be tried, WrongPeer, Refused and its kinds, HandshakeFailed, EndpointClosed.
         """
         if self._closed:
@@ -136,15 +199,20 @@ class Endpoint:
                     return self._live[key]
                 dial = self._dials.get(key)
                 if dial is None:
-                    dial = Dial(key, lambda address: self._connect(peer, lane, address), self._dial_over)
+                    dial = Dial(key, lambda target: self._connect(peer, lane, target), self._dial_over)
                     self._dials[key] = dial
                 dial.waiters += 1
+                if self._reach.relays is not None or self._paths.route(peer) is not None:
+                    dial.hope()
+                self._paths.want(peer, resolved.usable if self._reach.relays is not None else ())
+                if self._paths.route(peer) is not None:
+                    dial.add_path()
                 dial.add(resolved.usable, resolved.skipped)
                 return await asyncio.shield(dial.future)
         except TimeoutError:
             if dial is None:
                 raise Unreachable(peer, addresses, timeout, "the names were not looked up in time") from None
-            raise dial.timed_out(timeout) from None
+            raise dial.timed_out(timeout, self._no_path_to(peer)) from None
         finally:
             if dial is not None:
                 dial.waiters -= 1
@@ -177,7 +245,7 @@ class Endpoint:
             await self._socket.drain()
         finally:
             self._driver.close()
-            self._socket.close()
+            await self._reach.close()
 
     async def __aenter__(self) -> Endpoint:
         return self
@@ -189,9 +257,15 @@ class Endpoint:
 
     # -- dialling
 
-    def _connect(self, peer: PeerId, lane: str, address: Address) -> Connection:
-        path = self._socket.path_to(address)
-        link = Link(self._factory.client(path.datagram_size), Route(path), validated=True)
+    def _connect(self, peer: PeerId, lane: str, target: Address | None) -> Connection:
+        """Start an attempt over an address, or over the path that is known to the peer (None)."""
+        if target is None:
+            route = self._paths.route(peer)
+            if route is None:
+                raise Unreachable(peer, (), 0.0, "there is no path any more")
+        else:
+            route = Route(self._socket.direct(target))
+        link = Link(self._factory.client(self._socket.quic_size(route.path)), route, validated=True)
         connection = Connection(self._driver, link, self, self._config, expected=peer, lane=lane)
         self._all.add(connection)
         self._driver.add_cid(link, link.engine.host_cid)
@@ -236,12 +310,12 @@ class Endpoint:
 
     # -- accepting
 
-    def _incoming(self, original_cid: bytes, source: Address) -> Link | None:
-        """The first datagram of an unknown peer."""
+    def _incoming(self, original_cid: bytes, source: PathId, sender: PeerId | None) -> Link | None:
+        """The first datagram of an unknown connection; a relay names the `sender`."""
         if self._closed or not self._has_place():
             return None
-        path = self._socket.path_to(source)
-        link = Link(self._factory.server(original_cid, path.datagram_size), Route(path), validated=False)
+        route = Route(self._socket.path_of(source), sender)
+        link = Link(self._factory.server(original_cid, self._socket.quic_size(route.path)), route, validated=False)
         connection = Connection(self._driver, link, self, self._config, expected=None)
         self._all.add(connection)
         self._driver.add(link, original_cid, link.engine.host_cid)
@@ -284,6 +358,8 @@ class Endpoint:
         if not connection.verify(proof):
             return CloseCode.BAD_SIGNATURE, "the proof's signature does not verify"
         peer = PeerId(proof.client)
+        if connection.link.route.peer not in (None, peer):
+            return CloseCode.BAD_SIGNATURE, "the relay named another sender"
         if not self._admits(peer):
             return CloseCode.NOT_ADMITTED, f"peer {peer.short} is not admitted"
         if len(self._live) >= self._config.max_connections or len(self._accepted) >= MAX_ACCEPT_QUEUE:
@@ -390,13 +466,51 @@ class Endpoint:
             if peer == connection.peer and live.boot_id != connection.boot_id
         ]
         for live in stale:
-            live.end(CloseCode.REPLACED, "the peer has restarted", ConnectionReplaced("the peer has restarted"))
+            reason = "your key has connected anew: this node has restarted, or another one uses its key"
+            live.end(CloseCode.REPLACED, reason, ConnectionReplaced("the peer has restarted"))
         return bool(stale)
 
     def _adopt_route(self, connection: Connection, *, restarted: bool) -> None:
-        in_use = any(peer == connection.peer for peer, _ in self._live)
         link = connection.link
-        link.route = self._socket.adopt(connection.peer, link.route, restarted=restarted, in_use=in_use)
+        link.route = self._paths.adopt(connection.peer, link.route, restarted=restarted)
+
+    # -- paths
+
+    def _path_found(self, peer: PeerId) -> None:
+        """There is a path to a peer that had none: dials that hope for one use it."""
+        for (dialled, _), dial in list(self._dials.items()):
+            if dialled == peer:
+                dial.add_path()
+
+    def _switched(self, peer: PeerId, switch: Switch) -> None:
+        """The peer's datagrams take another path."""
+        now = self._loop.time()
+        for connection in [one for one in self._all if one.link.route.kept and one.link.route.peer == peer]:
+            engine = connection.link.engine
+            if switch.lossy:  # what was lost need not wait for its time-out
+                engine.wake(now)
+            elif switch.rtt is not None:  # what is under way may arrive first: nothing is taken for lost
+                engine.switch(now, switch.rtt)
+            self._driver.mark(connection.link)
+
+    def _tell(self, news: News) -> None:
+        if self._closed:
+            return
+        try:
+            self.on_news(news)
+        except Exception as error:  # who watches must not disturb what is watched
+            self._loop.call_exception_handler({"message": "on_news failed", "exception": error})
+
+    def _no_path_to(self, peer: PeerId) -> str:
+        """Why a peer has no path, for people."""
+        problems = self._reach.relay_problems()
+        if problems or self._reach.relays is None:
+            return problems
+        relayed = [view for view in self._paths.views(peer) if view.path.relay]
+        silent = [view.path.relay for view in relayed if not view.down]
+        if silent:
+            return f"no answer through {', '.join(silent)}: it may not know this node, or be too slow"
+        return f"it is not connected to {', '.join(view.path.relay for view in relayed)}" if relayed else ""
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(self._config.keep_alive / TICKS_PER_KEEP_ALIVE, self._tick)
@@ -406,3 +520,6 @@ class Endpoint:
                 connection.tick(now)
             except Exception as error:  # one that cannot be kept alive must not cost the others theirs
                 connection.failed(error)
+        self._paths.tick({peer for peer, _ in (*self._live, *self._dials)})
+        for sample in self._sampler.sample(self._live.values(), now):
+            self._paths.sample(sample.peer, sample.sent, sample.lost, sample.goodput)

@@ -1,6 +1,6 @@
 """Drives QUIC engines over a peer socket: finds the connection of a datagram, feeds it, transmits once. SHELL.
 
-Knows connection IDs, batches and timers; nothing of peers, streams or authentication. The rhythm, which is most of
+Knows connection IDs, batches and timers; nothing of paths, streams or authentication. The rhythm, which is most of
 the speed: drain the socket (≤ 128 datagrams), let each touched connection report what it got, then transmit once
 for each; work queued outside of that is flushed by one call_soon. Called by the endpoint; one loop only.
 
@@ -19,9 +19,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from transport.config import MIN_DATAGRAM_SIZE
-from transport.errors import Address
-from transport.peer_socket import PeerSocket, Route
+from transport.identity import PeerId
+from transport.path_keeper import PathKeeper
+from transport.peer_socket import PeerSocket
+from transport.proto.addresses import PathId
 from transport.quic_engine import CID_LENGTH, EngineEvents, QuicEngine
+from transport.route import Route
 
 logger = logging.getLogger(__name__)
 
@@ -102,8 +105,9 @@ class _Closed:
 class QuicDriver:
     """All links of one endpoint."""
 
-    def __init__(self, on_initial: Callable[[bytes, Address], Link | None]) -> None:
-        """`on_initial(original CID, source)` makes the link for a new incoming connection, or declines."""
+    def __init__(self, on_initial: Callable[[bytes, PathId, PeerId | None], Link | None]) -> None:
+        """`on_initial(original CID, source, sender named by a relay)` makes the link for a new incoming connection, or
+        declines."""
         self._loop = asyncio.get_running_loop()
         self._on_initial = on_initial
         self._links: dict[bytes, Link] = {}
@@ -111,7 +115,8 @@ class QuicDriver:
         self._dirty: list[Link] = []
         self._receiving = False
         self._flush_handle: asyncio.Handle | None = None
-        self.socket: PeerSocket  # set by the endpoint: each needs the other
+        self.socket: PeerSocket  # both set by the endpoint: each needs the others
+        self.paths: PathKeeper
 
     def close(self) -> None:
         """Forget everything. Links have been dropped by their owners."""
@@ -168,8 +173,8 @@ class QuicDriver:
 
     # -- receiving (handlers of the peer socket)
 
-    def on_quic(self, data: bytes, segment: int, source: Address) -> None:
-        """One or more datagrams from one source, each `segment` bytes long but the last."""
+    def on_quic(self, data: bytes, segment: int, source: PathId, sender: PeerId | None) -> None:
+        """One or more datagrams from one source, each `segment` bytes long but the last. `sender`: named by a relay."""
         self._receiving = True
         if segment < len(data) and not data[0] & 0x80:
             cid = data[1 : 1 + CID_LENGTH]
@@ -177,12 +182,12 @@ class QuicDriver:
             if link is not None and all(
                 data[at + 1 : at + 1 + CID_LENGTH] == cid for at in range(segment, len(data), segment)
             ):
-                self._feed(link, data, segment)
+                self._feed(link, data, segment, source)
                 return
         for at in range(0, len(data), segment):
-            self._datagram(data[at : at + segment], source)
+            self._datagram(data[at : at + segment], source, sender)
 
-    def _datagram(self, data: bytes, source: Address) -> None:
+    def _datagram(self, data: bytes, source: PathId, sender: PeerId | None) -> None:
         if data[0] & 0x80:
             length = data[5] if len(data) > 5 else 0
             cid = data[6 : 6 + length]
@@ -199,24 +204,26 @@ class QuicDriver:
             if not _opens_connection(data, cid):
                 return
             try:
-                link = self._on_initial(cid, source)
+                link = self._on_initial(cid, source, sender)
             except Exception as error:
                 logger.debug("quic.fault %r", error)
                 return
             if link is None:
                 return
-            self._feed(link, data, len(data))
+            self._feed(link, data, len(data), source)
             # An Initial that can be read is acknowledged at once; anything else must not hold a place.
             if not link.dropped and not self._transmit(link):
                 self.drop(link, silently=True)
                 self._fail(link, ValueError("the first datagram was no QUIC Initial"))
             return
-        self._feed(link, data, len(data))
+        self._feed(link, data, len(data), source)
 
-    def _feed(self, link: Link, data: bytes, segment: int) -> None:
+    def _feed(self, link: Link, data: bytes, segment: int, source: PathId) -> None:
         now = link.last_received = self._loop.time()
         link.bytes_in += len(data)
-        if not link.authenticated:
+        if link.authenticated:
+            self.paths.heard(link.route, source)
+        else:
             limit = MAX_STRANGER_DATAGRAMS * link.engine.datagram_size
             if link.bytes_in > limit:
                 link.owner.flooded(limit)
@@ -293,6 +300,8 @@ class QuicDriver:
                 link.datagrams_out += len(datagrams)
                 link.bytes_out += sum(map(len, datagrams))
                 self.socket.send(link.route, datagrams)
+                if link.authenticated:
+                    self.paths.sent(link.route, datagrams)
             if engine.more:  # the burst limit: let the loop read acknowledgements, then go on
                 self.mark(link)
             link.owner.after_transmit()

@@ -289,6 +289,17 @@ def why_unreachable(local: Address, address: Address) -> str:
     return ""
 
 
+def any_host() -> str:
+    """What to listen on to be reached from everywhere: "::", which takes IPv4 too, or "0.0.0.0" without IPv6."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            probe.bind(("::", 0))
+    except OSError:
+        return "0.0.0.0"
+    return "::"
+
+
 def is_loopback(address: Address) -> bool:
     """Whether datagrams to this address never leave the machine."""
     try:

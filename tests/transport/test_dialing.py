@@ -48,7 +48,7 @@ class Attempts:
     def __init__(self) -> None:
         self.made: asyncio.Queue[Any] = asyncio.Queue()  # stand-ins for connections
 
-    def connect(self, _: Address) -> Connection:
+    def connect(self, _: Address | None) -> Connection:
         attempt: Any = object()
         self.made.put_nowait(attempt)
         return attempt  # type: ignore[no-any-return]

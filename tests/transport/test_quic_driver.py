@@ -19,8 +19,9 @@ from transport.connection import Connection
 from transport.emulation import LinkEmulation
 from transport.endpoint import Endpoint
 from transport.errors import Address, ConnectionClosed, EngineFault
-from transport.peer_socket import Path, Route
+from transport.proto.addresses import PathId, PathKind
 from transport.quic_driver import Link, QuicDriver
+from transport.route import Path, Route
 
 
 @pytest.fixture
@@ -163,7 +164,7 @@ async def first_datagram(bind: Bind, engine: str, server: Endpoint) -> bytes:
 
 def receive(server: Endpoint, data: bytes, source: Address) -> None:
     """As if the socket had read this one datagram."""
-    server._driver.on_quic(data, len(data), source)
+    server._driver.on_quic(data, len(data), PathId(source), None)
     server._driver.on_drained()
 
 
@@ -192,7 +193,7 @@ async def test_the_last_word_to_an_unknown_source_stays_within_the_limit(
             pending.link.bytes_out = 3 * pending.link.bytes_in
         pending.end(1, "go away", ConnectionClosed(1, "go away"))
         for _ in range(3):
-            server._driver.on_quic(b"\x40" + pending.link.engine.host_cid + bytes(40), 49, stranger.getsockname())
+            receive(server, b"\x40" + pending.link.engine.host_cid + bytes(40), stranger.getsockname())
         assert sum(map(len, answers)) <= (0 if spent else 3 * len(first))
         assert not server._driver._closed  # nothing is said again
 
@@ -250,7 +251,7 @@ async def test_a_socket_that_fills_up_holds_back_the_links_that_are_left() -> No
     full: Any = FullAfterOne()
     talker: Any = Talker()
     driver.socket = full
-    routes = [Route(Path("loopback", ("127.0.0.1", port), 1280)) for port in (1, 2, 3)]
+    routes = [Route(Path(PathKind.LOOPBACK, PathId(("127.0.0.1", port)), 1452)) for port in (1, 2, 3)]
     for route in routes:
         link = Link(talker, route, validated=True)
         link.owner = talker
@@ -272,7 +273,7 @@ def test_the_driver_takes_any_bytes(data: bytes, segment: int) -> None:
         from transport.identity import Identity
 
         endpoint = Endpoint(Identity.generate(b"f" * 32), TransportConfig(), ("127.0.0.1", 0), None)
-        endpoint._driver.on_quic(data, segment, ("127.0.0.1", 9))
+        endpoint._driver.on_quic(data, segment, PathId(("127.0.0.1", 9)), None)
         endpoint._driver.on_drained()
         await endpoint.close()
 
