@@ -10,13 +10,17 @@ STAMP  := $(VENV)/.ready
 # example CMAKE_ARGS="-DGGML_CUDA=on -DLLAVA_BUILD=OFF".
 export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 
-.PHONY: demo test lint format lock bench clean
+.PHONY: demo test natlab lint format lock bench clean
 
 demo: $(STAMP)
 	$(BIN)/swarmnode demo --tokens 120 --temperature 0.6 --seed 2
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
+
+# Every kind of NAT against every other, in network namespaces (as root): what connects, how, and how fast.
+natlab: $(STAMP)
+	$(BIN)/python -m tests.natlab.matrix
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,0 +1,138 @@
+"""How a relay's clients come back after it restarts: `python -m swarmnode.bench.relay_restart [--clients 1000]`.
+
+Real links (transport.relay_link) in this process, the relay in another. It is ended twice: by SIGTERM, which tells the
+clients when to return, and by SIGKILL, which tells nothing; each time it starts again at once. Counted: logins in each
+second after the end, as a share of all clients, and how long until all are back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import re
+import signal
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from transport.identity import Identity
+from transport.proto.relay_url import parse_relay_url
+from transport.relay_link import RelayLink
+from transport.relay_session import RelayLinkConfig
+
+STARTED_AT_ONCE = 32
+WAIT_SECONDS = 90.0
+SPREAD_KNOWN = 25.0  # one ping interval: every client has heard of the spread that suits the number of clients
+
+
+class RelayProcess:
+    """`python -m relay` on one port of 127.0.0.1."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns when it is ready; on the same port as before."""
+        command = [sys.executable, "-m", "relay", "--listen", f"127.0.0.1:{self.port}", "--reflector", "off"]
+        self._process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        assert self._process.stderr is not None
+        while line := (await self._process.stderr.readline()).decode():
+            if found := re.search(r"relay ready on 127\.0\.0\.1:(\d+)", line):
+                self.port = int(found[1])
+                self._reader = asyncio.create_task(_drain(self._process.stderr))
+                return
+        raise RuntimeError("the relay did not start")
+
+    async def end(self, how: signal.Signals) -> None:
+        """End it and wait."""
+        assert self._process is not None
+        if self._process.returncode is None:
+            self._process.send_signal(how)
+        await self._process.wait()
+
+
+async def _drain(stream: asyncio.StreamReader) -> None:
+    while await stream.readline():
+        pass
+
+
+@dataclass
+class Clients:
+    """All links, and when each came up."""
+
+    links: list[RelayLink] = field(default_factory=list)
+    ups: list[float] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def open(self, url: str, count: int) -> None:
+        """Connect them all, some at a time."""
+        while len(self.links) < count:
+            for _ in range(min(STARTED_AT_ONCE, count - len(self.links))):
+                link = RelayLink(
+                    parse_relay_url(url), Identity.generate(), RelayLinkConfig(), _nothing, self._state, _nothing
+                )
+                self.links.append(link)
+                link.start()
+            await self.all_up()
+
+    def _state(self, _url: str, up: bool, _reason: str) -> None:
+        if up:
+            self.ups.append(asyncio.get_running_loop().time())
+        self.changed.set()
+
+    async def all_up(self) -> None:
+        """Wait for it. Raises TimeoutError."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not all(link.up for link in self.links):
+                self.changed.clear()
+                await self.changed.wait()
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+async def run(count: int, settle: float) -> dict[str, Any]:
+    """{clients, terminated: {peak_share_per_s, all_back_s, per_second}, killed: the same}."""
+    loop = asyncio.get_running_loop()
+    relay, clients = RelayProcess(), Clients()
+    await relay.start()
+    result: dict[str, Any] = {"clients": count}
+    try:
+        await clients.open(f"http://127.0.0.1:{relay.port}", count)
+        for name, how in (("terminated", signal.SIGTERM), ("killed", signal.SIGKILL)):
+            await asyncio.sleep(settle)
+            clients.ups.clear()
+            began = loop.time()
+            await relay.end(how)
+            await relay.start()
+            await clients.all_up()
+            seconds = Counter(int(at - began) for at in clients.ups)
+            result[name] = {
+                "peak_share_per_s": round(max(seconds.values()) / count, 3),
+                "all_back_s": round(loop.time() - began, 1),
+                "per_second": [seconds[second] for second in range(max(seconds) + 1)],
+            }
+    finally:
+        await asyncio.gather(*(link.close() for link in clients.links))
+        await relay.end(signal.SIGKILL)
+    return result
+
+
+def main() -> None:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(description="How a relay's clients come back after it restarts.")
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--settle", type=float, default=SPREAD_KNOWN, help="seconds before each restart")
+    given = parser.parse_args()
+    logging.getLogger("transport").setLevel(logging.CRITICAL)
+    print(json.dumps(asyncio.run(run(given.clients, given.settle))))
+
+
+if __name__ == "__main__":
+    main()
