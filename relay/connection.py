@@ -18,6 +18,7 @@ parsed in slices, so that a flood of tiny frames holds up the others for no long
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import sys
@@ -229,7 +230,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._writing_ended = True
         if self._transport.can_write_eof():
-            self._transport.write_eof()  # and go on reading, so that no reset overtakes the last words
+            with contextlib.suppress(OSError):  # the client is gone: it ended first, and has reset what we sent since
+                self._transport.write_eof()  # and go on reading, so that no reset overtakes the last words
         else:
             self._transport.close()
 

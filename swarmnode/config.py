@@ -22,6 +22,8 @@ from transport.config import TransportConfig
 from transport.emulation import LinkEmulation
 from transport.errors import LocalFault
 from transport.identity import PeerId
+from transport.proto.relay_url import parse_relay_url
+from transport.udp_socket import any_host
 
 Role = Literal["backbone", "worker", "both"]
 Address = tuple[str, int]
@@ -36,6 +38,9 @@ _FILE_KEYS = frozenset(
         "role",
         "listen",
         "peers",
+        "relays",
+        "relay_ca",
+        "port_mapping",
         "open",
         "mode",
         "wire",
@@ -64,24 +69,28 @@ def default_cache_dir() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """A peer and where to reach it, written PEERID@HOST:PORT."""
+    """A peer and where to reach it, written PEERID@HOST:PORT; PEERID alone is reached through the relays."""
 
     peer: PeerId
-    address: Address
+    address: Address | None = None
 
     @classmethod
     def parse(cls, text: str) -> PeerAddress:
         """UsageError with the form it should have."""
         peer, at, address = text.partition("@")
-        if not at:
-            raise UsageError(f"peer {text!r}: write PEERID@HOST:PORT, as the other node prints it")
         try:
-            return cls(PeerId.parse(peer), parse_address(address))
+            return cls(PeerId.parse(peer), parse_address(address) if at else None)
         except LocalFault as error:
-            raise UsageError(f"peer {text[:80]!r}: {error}") from None
+            form = "write PEERID@HOST:PORT, as the other node prints it, or PEERID alone with a --relay"
+            raise UsageError(f"peer {text[:80]!r}: {error}; {form}") from None
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Where to dial it directly."""
+        return [self.address] if self.address is not None else []
 
     def __str__(self) -> str:
-        return f"{self.peer}@{format_address(self.address)}"
+        return str(self.peer) if self.address is None else f"{self.peer}@{format_address(self.address)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +155,21 @@ def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path
         raise UsageError("--mode exact needs --wire f32: F16 cannot give the local run's bits")
     try:
         emulation = LinkEmulation.parse(str(values["emulate"])) if values.get("emulate") else None
-        transport = TransportConfig(engine=str(values.get("quic", "qh3")), emulation=emulation)
+        relays = tuple(parse_relay_url(str(url)).text for url in values.get("relays", ()))
+        transport = TransportConfig(
+            engine=str(values.get("quic", "qh3")),
+            emulation=emulation,
+            relays=relays,
+            relay_ca=authorities(values["relay_ca"]) if values.get("relay_ca") else None,
+            port_mapping=bool(values.get("port_mapping", True)),
+        )
     except LocalFault as error:
         raise UsageError(str(error)) from None
     source = values.get("source")
     peers = tuple(PeerAddress.parse(str(p)) for p in values.get("peers", ()))
+    for known in peers:
+        if known.address is None and not relays:
+            raise UsageError(f"--peer {known.peer.short}…: give its address, PEERID@HOST:PORT, or a --relay URL")
     return NodeConfig(
         state_dir=state_dir,
         name=str(values.get("name") or _host_name())[:64],
@@ -158,7 +177,7 @@ def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path
         model=_path(model, "model"),
         experts=str(experts) if experts else None,
         source=_path(source, "source") if source else None,
-        listen=_listen(values.get("listen"), peers),
+        listen=_listen(values.get("listen"), peers, relays),
         peers=peers,
         open=bool(values.get("open", False)),
         mode="exact" if mode == "exact" else "partial",
@@ -183,6 +202,19 @@ def parse_address(text: str) -> Address:
     if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise UsageError(f"address {text!r}: write HOST:PORT, for example 127.0.0.1:4433 or [::1]:4433")
     return host, int(port)
+
+
+def authorities(value: Any) -> Path:
+    """The file of --relay-ca. UsageError when no certificate can be read from it."""
+    import ssl  # noqa: PLC0415  only where such a file is given
+
+    path = _path(value, "relay-ca")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
+    except OSError as error:  # ssl.SSLError is one
+        why = "no certificate in PEM form is in it" if isinstance(error, ssl.SSLError) else error.strerror
+        raise UsageError(f"--relay-ca {path}: {why}") from None
+    return path
 
 
 def format_address(address: Address) -> str:
@@ -213,15 +245,16 @@ def reachable_host(host: str) -> str:
     return host
 
 
-def _listen(given: Any, peers: Sequence[PeerAddress]) -> Address:
-    """Where to listen: this machine only, unless told otherwise or a peer is elsewhere."""
-    elsewhere = [peer for peer in peers if not is_loopback_host(peer.address[0])]
+def _listen(given: Any, peers: Sequence[PeerAddress], relays: Sequence[str]) -> Address:
+    """Where to listen: this machine only, unless told otherwise, or a peer or relay is elsewhere."""
+    hosts = [known.address[0] for known in peers if known.address is not None]
+    hosts += [parse_relay_url(url).host for url in relays]
+    elsewhere = [host for host in hosts if not is_loopback_host(host)]
     if given is None:
-        return ("0.0.0.0", 0) if elsewhere else ("127.0.0.1", 0)
+        return (any_host(), 0) if elsewhere else ("127.0.0.1", 0)
     listen = parse_address(str(given))
     if elsewhere and is_loopback_host(listen[0]):
-        where = format_address(elsewhere[0].address)
-        raise UsageError(f"--listen {given} reaches this machine only, not {where}: give --listen 0.0.0.0:0")
+        raise UsageError(f"--listen {given} reaches this machine only, not {elsewhere[0]}: give --listen 0.0.0.0:0")
     return listen
 
 
@@ -235,7 +268,9 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: unknown key {unknown[0]}; known: {', '.join(sorted(_FILE_KEYS))}")
     if not isinstance(values.get("peers", []), list):
         raise UsageError(f"{path}: peers is a list of PEERID@HOST:PORT")
-    for key in ("open", "local_experts"):
+    if not isinstance(values.get("relays", []), list):
+        raise UsageError(f"{path}: relays is a list of URLs")
+    for key in ("open", "local_experts", "port_mapping"):
         if not isinstance(values.get(key, True), bool):
             raise UsageError(f"{path}: {key} is true or false, not {values[key]!r}")
     return values

@@ -101,7 +101,7 @@ def peers_view(status: Json) -> Table:
     for p in status["peers"]:
         table.add_row(
             p["peer"][:8],
-            p["name"][:NAME_WIDTH],
+            Text(p["name"][:NAME_WIDTH]),
             p["path"],
             f"{p['rtt_ms']:.2f}",
             f"{p['latency_ms']:.2f}",

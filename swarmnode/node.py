@@ -33,8 +33,10 @@ from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.dispatch.worker import ExpertWorker
 from swarmnode.errors import Cancelled, ControlError, DispatchError, UsageError
 from swarmnode.experts_spec import format_holdings
+from swarmnode.network_events import NetworkEvents
 from swarmnode.onboard import ModelPack
 from swarmnode.peer_links import PeerLinks
+from swarmnode.pings import checked_numbers, chosen_peer, ping_peer
 from swarmnode.rates import Rates
 from swarmnode.snapshot import peer_rows, site_rows, traffic, unconnected
 from swarmnode.status import GenerationStatus, NodeStatus, PeerStatus, SiteStatus
@@ -83,6 +85,7 @@ class Node:
         self.client: ExpertClient | None = None
         self.runner: GenerationRunner | None = None
         self._links: PeerLinks | None = None
+        self._network = NetworkEvents(emit)
         self._adopted: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._engine: ExpertEngine | None = None
         self._worker_parts: parts.WorkerParts | None = None
@@ -118,7 +121,9 @@ class Node:
             self._worker_parts = made
         self.endpoint = await Endpoint.bind(identity, config.transport, listen=config.listen, admit=self._admit)
         self._cleanup.append(self.endpoint.close)
+        self.endpoint.on_news = self._network
         self._cleanup.append(self._end_tasks)
+        self._cleanup.append(self._end_news)
         if self._engine is not None:
             self.worker = ExpertWorker(self._engine, manifest.sites, model=key, name=config.name)
             self._cleanup.append(self.worker.close)
@@ -198,11 +203,15 @@ class Node:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _end_news(self) -> None:
+        self._network.close()
+
     # ---- connections
 
     def _admit(self, peer: PeerId) -> bool:
-        """Everybody on a loopback address or with --open; else only peers that were named."""
-        if self.config.open or is_loopback_host(self.config.listen[0]):
+        """Everybody with --open, or where only this machine can come in; else only peers that were named."""
+        config = self.config
+        if config.open or (is_loopback_host(config.listen[0]) and not config.transport.relays):
             return True
         return any(known.peer == peer for known in self.config.peers)
 
@@ -229,11 +238,11 @@ class Node:
             return
         self._adopted.add(connection)
         peer = connection.peer
-        self.emit("connected", peer=str(peer), path=connection.stats().path)
+        self._network.connected(peer, connection.stats())
         if connection.lane == dispatch_lane(self.endpoint.peer_id) and self.client is not None:
             self._task(self._attach(connection, self.client), f"attach {peer.short}")
         elif connection.lane == dispatch_lane(peer) and self.worker is not None:
-            self._task(self.worker.serve(connection), f"serve {peer.short}")
+            self._task(self._serve(connection, self.worker), f"serve {peer.short}")
         else:
             reason = "this node serves no experts" if self.worker is None else "this node calls no experts"
             await connection.close(WRONG_LANE, reason)
@@ -242,11 +251,25 @@ class Node:
         try:
             worker = await client.attach(connection)
         except (DispatchError, TransportError) as error:
+            self._forget(connection.peer)
             self.emit("not-attached", peer=str(connection.peer), error=str(error))
             return
         self.emit("attached", peer=str(connection.peer), name=worker.name)
         await connection.wait_closed()
-        self.emit("lost", peer=str(connection.peer), reason=str(connection.close_reason or ""))
+        self._lost(connection)
+
+    async def _serve(self, connection: Connection, worker: ExpertWorker) -> None:
+        await worker.serve(connection)
+        self._lost(connection)
+
+    def _lost(self, connection: Connection) -> None:
+        self._forget(connection.peer)
+        if not self._stopping.is_set():
+            self.emit("lost", peer=str(connection.peer), reason=str(connection.close_reason or ""))
+
+    def _forget(self, peer: PeerId) -> None:
+        if all(other.peer != peer for other in self.endpoint.connections()):
+            self._network.forget(peer)
 
     async def _sample_rates(self) -> None:
         while True:
@@ -266,6 +289,8 @@ class Node:
             await send({"event": "peers", "peers": msgspec.to_builtins(self.status().peers)})
         elif op == "generate":
             await self._generate(arguments, send)
+        elif op == "ping":
+            await self._ping(arguments, send)
         else:
             raise ControlError(f"this node does not know the operation {op!r}; is the command another version?")
 
@@ -285,6 +310,18 @@ class Node:
                 else:
                     await send({"event": "token", **msgspec.to_builtins(event)})
 
+    async def _ping(self, arguments: Json, send: Send) -> None:
+        """Ping a peer of this node, named by its id or the beginning of it, until `count` is reached or nobody asks."""
+        if not hasattr(self, "endpoint"):
+            raise ControlError("this node is still starting; ask again when it is ready")
+        known = {c.peer: PeerAddress(c.peer) for c in self.endpoint.connections()}
+        known |= {one.peer: one for one in self.config.peers}
+        target = chosen_peer(str(arguments.get("peer", "")), list(known.values()), self.endpoint.peer_id)
+        pings = ping_peer(self.endpoint, target, *checked_numbers(arguments.get("count"), arguments.get("interval")))
+        async with contextlib.aclosing(pings):
+            async for result in pings:
+                await send({"event": "ping", **msgspec.to_builtins(result)})
+
     # ---- status
 
     def status(self) -> NodeStatus:
@@ -294,14 +331,16 @@ class Node:
         pack = getattr(self, "pack", None)
         sites = pack.manifest.sites if pack is not None else ()
         worker = self.worker.stats() if self.worker is not None else None
+        relays = self.endpoint.relays() if started else []
         return NodeStatus(
             peer=str(self.endpoint.peer_id) if started else "",
             name=config.name,
             version=__version__,
             role=config.role,
-            nat="unknown",
-            addresses=[format_address(self.endpoint.address)] if started else [],
-            relays=[],
+            nat=self._nat() if started else "unknown",
+            addresses=self._addresses() if started else [],
+            relays=[relay.url for relay in relays if relay.up],
+            relay_problems={relay.url: relay.error or "not connected yet" for relay in relays if not relay.up},
             model=pack.manifest.name if pack is not None else str(config.model),
             holdings=format_holdings(self._engine.holdings, sites) if self._engine is not None else {},
             memory=psutil.Process().memory_info().rss,
@@ -314,6 +353,16 @@ class Node:
             served_busy_ms=round(worker.busy_s * 1e3, 3) if worker is not None else 0.0,
             served_kernel_ms=round(self._engine.kernel_s * 1e3, 3) if self._engine is not None else 0.0,
         )
+
+    def _nat(self) -> str:
+        around = self.endpoint.reach.surroundings
+        return around.nat.kind.name.lower() if around is not None else "unknown"
+
+    def _addresses(self) -> list[str]:
+        """Where this node listens, and where others may reach it."""
+        around = self.endpoint.reach.surroundings
+        told = [candidate.address for candidate in around.candidates] if around is not None else []
+        return [format_address(address) for address in dict.fromkeys([self.endpoint.address, *told])]
 
     def _generation(self) -> GenerationStatus:
         runner = self.runner
@@ -333,6 +382,7 @@ class Node:
             self._rates,
             time.monotonic(),
             self.pack.manifest.sites,
+            self.endpoint.decision,
         )
         there = {row.peer for row in rows}
         problems = self._links.problems if self._links is not None else {}

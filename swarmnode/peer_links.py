@@ -49,11 +49,11 @@ class PeerLinks:
         key = str(peer.peer)
         while True:
             try:
-                connection = await self._endpoint.dial(peer.peer, [peer.address], lane=lane)
+                connection = await self._endpoint.dial(peer.peer, peer.addresses, lane=lane)
             except EndpointClosed:
                 return
             except TransportError as error:
-                self.problems[key] = str(error)
+                self.problems[key] = str(error).removeprefix(f"peer {key} ")
             else:
                 self.problems.pop(key, None)
                 began = loop.time()

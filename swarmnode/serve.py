@@ -13,6 +13,7 @@ import threading
 from typing import Any
 
 from swarmnode.config import NodeConfig
+from swarmnode.network_events import path_text
 from swarmnode.node import Node
 
 
@@ -80,7 +81,7 @@ class EventPrinter:
                 self._write("\r\x1b[K" + _progress(event, fields))
                 self._on_progress_line = True
             return
-        line = _LINES[event].format(**fields) if event in _LINES else f"{event} {fields}"
+        line = _line(event, fields)
         self._write(("\n" if self._on_progress_line else "") + line + "\n")
         self._on_progress_line = False
 
@@ -104,10 +105,27 @@ _LINES = {
     "not-attached": "peer {peer} not attached: {error}",
     "damaged": "{error}; taking it from the source again",
     "lost": "lost {peer}: {reason}",
+    "relay-connected": "relay {url} connected",
+    "relay-lost": "relay {url} lost: {reason}",
+    "relay-failed": "relay {url} not connected: {reason}; trying on",
     "stopping": "stopping",
     "task-failed": "task {task} failed: {error}",
     "close-problem": "while closing: {error}",
 }
+
+
+def _line(event: str, fields: dict[str, Any]) -> str:
+    if event == "path":
+        return _path_line(fields)
+    return _LINES[event].format(**fields) if event in _LINES else f"{event} {fields}"
+
+
+def _path_line(fields: dict[str, Any]) -> str:
+    """As in "peer abcd1234: direct-lan 192.168.1.7:5000, 12 ms (was relay)"."""
+    rtt, where = fields["rtt_ms"], fields["relay"] or fields["address"]
+    detail = fields["reason"] if rtt is None else f"{rtt:.0f} ms" if rtt >= 1 else "< 1 ms"
+    there = f"{path_text(fields['path'], where)}, {detail}" if where else detail
+    return f"peer {fields['peer']:.8}: {there} (was {fields['was']})"
 
 
 def _progress(event: str, fields: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ Called by `node.py`. The shapes are in `status.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -16,6 +16,8 @@ from swarmnode.experts_spec import format_holdings
 from swarmnode.rates import Rates
 from swarmnode.status import PeerStatus, SiteStatus
 from transport.connection import Connection, ConnectionStats
+from transport.identity import PeerId
+from transport.proto.path_policy import Decision
 
 
 def traffic(connections: Iterable[Connection]) -> dict[str, tuple[int, int]]:
@@ -35,14 +37,18 @@ def peer_rows(
     rates: Rates,
     now: float,
     sites: Sequence[Site],
+    decision: Callable[[PeerId], Decision | None],
 ) -> list[PeerStatus]:
-    """One row per connected peer. `called` are the workers of this node's client, `calling` the peers it serves."""
+    """One row per connected peer. `called` are the workers of this node's client, `calling` the peers it serves;
+    `decision` says why a peer's datagrams take their path."""
     rows: dict[str, PeerStatus] = {}
     totals = traffic(connections)
     for connection in connections:
         peer = str(connection.peer)
         if peer not in rows:
-            rows[peer] = _connected(peer, connection.stats(), totals[peer], rates, now)
+            why = decision(connection.peer)
+            reason = why.reason if why is not None else ""
+            rows[peer] = _connected(peer, connection.stats(), reason, totals[peer], rates, now)
     for peer in calling:
         if peer in rows:
             rows[peer] = msgspec.structs.replace(rows[peer], role="backbone")
@@ -64,22 +70,24 @@ def peer_rows(
     return list(rows.values())
 
 
-def _connected(peer: str, stats: ConnectionStats, total: tuple[int, int], rates: Rates, now: float) -> PeerStatus:
+def _connected(
+    peer: str, stats: ConnectionStats, reason: str, total: tuple[int, int], rates: Rates, now: float
+) -> PeerStatus:
     up, down = rates.of(peer)
     return PeerStatus(
         peer=peer,
         name="",
         role="peer",
         path=stats.path,
-        reason="the only path known",
+        reason=reason,
         rtt_ms=round((stats.rtt_s or 0.0) * 1e3, 3),
         loss=stats.lost / max(1, stats.datagrams_out),
-        relay="",
+        relay=stats.relay,
         up_Bps=round(up),
         down_Bps=round(down),
         holdings={},
         last_seen_s=round(rates.silent_s(peer, now), 3),
-        address=format_address(stats.path_address),
+        address="" if stats.relay else format_address(stats.path_address),
         bytes_out=total[0],
         bytes_back=total[1],
     )
@@ -100,7 +108,7 @@ def unconnected(known: PeerAddress, reason: str) -> PeerStatus:
         down_Bps=0.0,
         holdings={},
         last_seen_s=-1.0,
-        address=format_address(known.address),
+        address=format_address(known.address) if known.address is not None else "",
     )
 
 

@@ -53,6 +53,7 @@ class GenerationStatus(msgspec.Struct, frozen=True):
 class NodeStatus(msgspec.Struct, frozen=True):
     """One node. `memory` is the process's resident bytes; `holdings` maps layer → expert ranges.
 
+    `relays` are connected, home first; `relay_problems` says of the others (by URL) why not.
     `served_…` is what it has computed for others; of the engine's busy time `served_kernel_ms` is ggml's own.
     """
 
@@ -74,3 +75,4 @@ class NodeStatus(msgspec.Struct, frozen=True):
     served_rows: int = 0
     served_busy_ms: float = 0.0
     served_kernel_ms: float = 0.0
+    relay_problems: dict[str, str] = {}

@@ -1,4 +1,7 @@
-"""What the command line shows people: rich tables, a progress bar, numbers with units. Data stays JSON elsewhere."""
+"""What the command line shows people: rich tables, a progress bar, numbers with units. Data stays JSON elsewhere.
+
+What others choose (names, reasons) and IPv6 addresses in brackets are `Text`: in a plain string rich would read markup.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 NAME_WIDTH = 20  # a peer chooses its name; other columns need room too
 _PIPE_WIDTH = 200  # columns where output is no terminal: nothing is cut there
@@ -50,14 +54,14 @@ def peers_table(peers: Sequence[Row]) -> Table:
     for p in peers:
         table.add_row(
             p["peer"][:8],
-            p["name"][:NAME_WIDTH],
+            Text(p["name"][:NAME_WIDTH]),
             p["role"] + (" ?" if p["suspect"] else ""),
             p["path"],
             f"{p['rtt_ms']:.1f}",
             f"{p['latency_ms']:.1f}",
             str(p["experts"]),
             str(p["rows"]),
-            p["reason"],
+            Text(p["reason"]),
         )
     return table
 
@@ -72,6 +76,8 @@ def node_table(status: Row) -> Table:
         "node": f"{status['name']} ({status['role']}), version {status['version']}",
         "peer id": status["peer"],
         "addresses": ", ".join(status["addresses"]),
+        "NAT": status["nat"],
+        "relays": "\n".join([*status["relays"], *(f"{url}: {why}" for url, why in status["relay_problems"].items())]),
         "model": status["model"],
         "holdings": held or "none",
         "memory": human_bytes(status["memory"]),
@@ -80,7 +86,7 @@ def node_table(status: Row) -> Table:
         "served": f"{status['served_calls']} calls, {status['served_rows']} rows",
     }
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, Text(value))
     return table
 
 

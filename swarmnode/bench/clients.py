@@ -35,7 +35,7 @@ async def attached_client(
         for node in workers:
             peer = PeerAddress.parse(node.address)
             lane = dispatch_lane(endpoint.peer_id)
-            await client.attach(await endpoint.dial(peer.peer, [peer.address], lane=lane))
+            await client.attach(await endpoint.dial(peer.peer, peer.addresses, lane=lane))
         yield client
     finally:
         await client.close()

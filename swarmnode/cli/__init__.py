@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from swarmnode.cli import bench, demo, generate, onboard, peers, status, up
+from swarmnode.cli import bench, demo, doctor, generate, onboard, peers, ping, status, up
 
 # Typer raises click's errors, from click itself or, in newer versions, from a copy it carries.
 _ClickException: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -27,9 +27,11 @@ app = typer.Typer(
 app.command()(up.up)
 app.command()(status.status)
 app.command()(peers.peers)
+app.command()(ping.ping)
 app.command()(onboard.onboard)
 app.command()(generate.generate)
 app.command()(demo.demo)
+app.command()(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 
 

@@ -20,6 +20,18 @@ Emulate = Annotated[
         "--emulate", envvar="SWARMNODE_EMULATE", help="Add to every link: rtt=80ms,jitter=5ms,loss=1%,rate=20mbit"
     ),
 ]
+Relays = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--relay", envvar="SWARMNODE_RELAY", help="URL of a relay, https://relay.example; repeat for a second one."
+    ),
+]
+RelayCa = Annotated[
+    Path | None,
+    typer.Option(
+        "--relay-ca", envvar="SWARMNODE_RELAY_CA", help="PEM file of an authority that signed a relay's certificate."
+    ),
+]
 Quic = Annotated[str | None, typer.Option("--quic", envvar="SWARMNODE_QUIC", help="QUIC engine: qh3 or aioquic.")]
 Threads = Annotated[
     int | None, typer.Option("--threads", envvar="SWARMNODE_THREADS", help="Compute threads.", show_default="cores − 1")

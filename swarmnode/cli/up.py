@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.options import AsJson, Emulate, Mode, Quic, State, Threads, Wire, state_dir
+from swarmnode.cli.options import AsJson, Emulate, Mode, Quic, RelayCa, Relays, State, Threads, Wire, state_dir
 
 
 def up(
@@ -19,17 +19,26 @@ def up(
     role: Annotated[
         str | None, typer.Option(help="backbone, worker or both.", show_default="worker with --experts, else backbone")
     ] = None,
-    peer: Annotated[list[str] | None, typer.Option(help="PEERID@HOST:PORT of another node; repeat for more.")] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="Another node: PEERID@HOST:PORT, or PEERID with a --relay; repeat for more."),
+    ] = None,
+    relay: Relays = None,
+    relay_ca: RelayCa = None,
     listen: Annotated[
         str | None,
         typer.Option(
             envvar="SWARMNODE_LISTEN",
             help="UDP address to bind.",
-            show_default="127.0.0.1:0, or 0.0.0.0:0 with a --peer elsewhere",
+            show_default="127.0.0.1:0; everywhere with a --peer or --relay elsewhere",
         ),
     ] = None,
     open_: Annotated[
         bool | None, typer.Option("--open", help="Accept every peer, not only those named with --peer.")
+    ] = None,
+    port_mapping: Annotated[
+        bool | None,
+        typer.Option("--port-mapping/--no-port-mapping", help="Ask the router for a port.", show_default="on"),
     ] = None,
     name: Annotated[str | None, typer.Option(help="What people call this node.", show_default="host name")] = None,
     mode: Mode = None,
@@ -71,6 +80,9 @@ def up(
         "experts": experts,
         "role": role,
         "peers": peer,
+        "relays": relay,
+        "relay_ca": relay_ca,
+        "port_mapping": port_mapping,
         "listen": listen,
         "open": open_,
         "name": name,

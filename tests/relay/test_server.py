@@ -744,3 +744,18 @@ async def test_a_hundred_clients_are_told_to_come_back_over_one_and_a_half_secon
         assert set(told) == {Restarting(1000, 2500)}
         assert {await client.closed() for client in clients} == {1012}
         await ending
+
+
+async def test_a_client_that_ended_first_is_no_fault_of_ours(
+    start_relay: StartRelay, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its system resets what we still send, and then our own end cannot be sent any more."""
+    server = await start_relay()
+    with socket.create_connection(server.address) as client:
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(client, UPGRADE)
+        await loop.sock_recv(client, 65_536)
+        client.send(b"\x88\x80\0\0\0\0")  # a close frame; the answer to it meets a closed socket
+    await until(lambda: not server.shared.sessions, "the relay still has the connection")
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from swarmnode.config import PeerAddress, build_config, format_address, parse_address, reachable_host
 from swarmnode.errors import UsageError
 from transport.identity import Identity
+from transport.udp_socket import any_host
 
 PEER = Identity.generate(bytes(32)).peer_id
 
@@ -47,6 +49,9 @@ def test_roles() -> None:
         ("model = ", "cannot be read as TOML"),
         ("model = 'm'\npeers = 'p'", "peers is a list"),
         ("model = 'm'\nopen = 1", "open is true or false"),
+        ("model = 'm'\nport_mapping = 'no'", "port_mapping is true or false"),
+        ("model = 'm'\nrelays = 'https://relay.example'", "relays is a list"),
+        ("model = 'm'\nrelays = [8080]", "'8080' is no relay URL"),
         ("model = 'm'\nrole = 'backbone'\nexperts = 'all'", "say --role both"),
         ("model = '~nobody-of-that-name/m'", "--model"),
         ("model = 'm'\nsource = \"a\\u0000b\"", "no file has such a name"),
@@ -78,10 +83,55 @@ def test_where_to_listen_follows_where_the_peers_are() -> None:
         return build_config(flags, None, state_dir=Path()).listen
 
     assert listen() == listen("127.0.0.1:9", "[::1]:9") == ("127.0.0.1", 0)
-    assert listen("127.0.0.1:9", "10.0.0.1:9") == ("0.0.0.0", 0)
+    assert listen("127.0.0.1:9", "10.0.0.1:9") == (any_host(), 0)
     assert listen("10.0.0.1:9", given="[::]:4433") == ("::", 4433)
-    with pytest.raises(UsageError, match=r"reaches this machine only, not 10\.0\.0\.1:9"):
+    with pytest.raises(UsageError, match=r"reaches this machine only, not 10\.0\.0\.1:"):
         listen("10.0.0.1:9", given="127.0.0.1:0")
+
+
+def test_where_to_listen_follows_where_the_relays_are() -> None:
+    def listen(*relays: str, given: str | None = None) -> tuple[str, int]:
+        return build_config({"model": "m", "listen": given, "relays": list(relays)}, None, state_dir=Path()).listen
+
+    assert listen("http://127.0.0.1:8080", "http://localhost") == ("127.0.0.1", 0)
+    assert listen("http://127.0.0.1:8080", "https://relay.example") == (any_host(), 0)
+    with pytest.raises(UsageError, match=r"reaches this machine only, not relay\.example"):
+        listen("https://relay.example", given="127.0.0.1:0")
+
+
+def test_relays_reach_the_transport_in_canonical_form(tmp_path: Path) -> None:
+    authority = tmp_path / "ca.pem"
+    authority.write_bytes(Identity.generate().certificate_pem)
+    file = tmp_path / "node.toml"
+    file.write_text(
+        f'model = "m"\nrelays = ["HTTPS://Relay.Example:443/", "http://127.0.0.1:8080"]\n'
+        f'relay_ca = "{authority}"\nport_mapping = false\npeers = ["{PEER}"]\n'
+    )
+    config = build_config({}, file, state_dir=tmp_path)
+    assert config.transport.relays == ("https://relay.example", "http://127.0.0.1:8080")
+    assert config.transport.relay_ca == authority
+    assert not config.transport.port_mapping
+    assert config.peers == (PeerAddress(PEER),)
+    flags = {"relays": ["http://localhost:1"], "port_mapping": True}
+    config = build_config(flags, file, state_dir=tmp_path)
+    assert config.transport.relays == ("http://localhost:1",)
+    assert config.transport.port_mapping
+    assert build_config({"model": "m"}, None, state_dir=tmp_path).transport.relays == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"peers": [str(PEER)]}, f"--peer {PEER.short}…: give its address, PEERID@HOST:PORT, or a --relay URL"),
+        ({"relays": ["relay.example"]}, "'relay.example' is no relay URL; write https://relay.example or"),
+        ({"relays": [""]}, "'' is no relay URL"),
+        ({"relays": ["http://127.0.0.1:8080"], "relay_ca": "/no/such/file"}, "--relay-ca /no/such/file: No such file"),
+        ({"relays": ["http://127.0.0.1:8080"], "relay_ca": __file__}, "no certificate in PEM form is in it"),
+    ],
+)
+def test_relays_that_cannot_be_meant(given: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        build_config({"model": "m", **given}, None, state_dir=Path())
 
 
 def test_what_others_are_told_of_any_address() -> None:
@@ -92,6 +142,9 @@ def test_what_others_are_told_of_any_address() -> None:
 def test_peer_text() -> None:
     text = f"{PEER}@127.0.0.1:9"
     assert str(PeerAddress.parse(text)) == text
-    for bad in ("x", "@1:1", f"{PEER}", f"{PEER}@", f"{str(PEER)[:-1]}@1.1.1.1:1", f"{'a' * 56}@1.1.1.1:1"):
+    assert PeerAddress.parse(text).addresses == [("127.0.0.1", 9)]
+    assert str(PeerAddress.parse(str(PEER))) == str(PEER)
+    assert PeerAddress.parse(str(PEER)).addresses == []
+    for bad in ("", "x", "@1:1", f"{PEER}@", f"{str(PEER)[:-1]}@1.1.1.1:1", f"{'a' * 56}@1.1.1.1:1"):
         with pytest.raises(UsageError):
             PeerAddress.parse(bad)

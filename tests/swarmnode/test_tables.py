@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from swarmnode.status import NodeStatus, PeerStatus
+from swarmnode.tables import node_table, peers_table, show
+
+NODE = NodeStatus(
+    peer="p" * 56,
+    name="here",
+    version="1",
+    role="worker",
+    nat="easy",
+    addresses=["[fd00::2]:4433", "192.0.2.2:4433"],
+    relays=["https://one.example"],
+    model="m",
+    holdings={},
+    memory=1000,
+    uptime_s=1.0,
+    peers=[],
+    relay_problems={"https://two.example": "cannot connect to [2001:db8::1]:443: refused"},
+)
+PEER = PeerStatus("q" * 56, "[/] [red]evil", "worker", "relay", "no answer at [::1]:9", 1.0, 0.0, "", 0, 0, {}, 1.0)
+
+
+def shown(capsys: pytest.CaptureFixture[str], table: Any) -> str:
+    show(table)
+    return capsys.readouterr().out
+
+
+def test_a_node_with_its_relays_and_all_of_its_addresses(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown(capsys, node_table(msgspec.to_builtins(NODE)))
+    assert "[fd00::2]:4433, 192.0.2.2:4433" in out
+    assert "easy" in out
+    assert "https://one.example" in out
+    assert "https://two.example: cannot connect to [2001:db8::1]:443: refused" in out
+
+
+def test_what_a_peer_calls_itself_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown(capsys, peers_table([msgspec.to_builtins(PEER)]))
+    assert "[/] [red]evil" in out
+    assert "no answer at [::1]:9" in out
