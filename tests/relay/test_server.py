@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+import relay.connection
 from relay.config import RelayConfig, parse_network
 from relay.limits import QueueBounds
 from relay.metrics import Drop
@@ -82,6 +83,24 @@ async def test_a_welcome_tells_what_a_node_needs_to_know(start_relay: StartRelay
         assert all(welcome.reflectors)
         assert welcome.observed == "{}:{}".format(*client.socket.local_address)
         assert welcome.instance_id == other.welcome.instance_id
+
+
+async def test_accepted_sockets_do_not_wait_for_more_to_send(
+    start_relay: StartRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nagle's algorithm on accepted sockets adds up to 300 ms to small frames."""
+    tuned: list[int] = []
+
+    def tune(sock: socket.socket) -> None:
+        original(sock)
+        tuned.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    original = relay.connection._tune
+    monkeypatch.setattr("relay.connection._tune", tune)
+    server = await start_relay()
+    async with Client(server.address[1]):
+        assert tuned
+        assert all(tuned)
 
 
 @pytest.mark.parametrize(
