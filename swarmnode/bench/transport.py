@@ -1,12 +1,13 @@
 """`bench transport`: what a request costs and how much fits through, over loopback between two processes.
 
-Measures our endpoint on both QUIC engines beside plain TLS 1.3 over TCP and aioquic.asyncio as it comes, all in one
-run, so that the ratios hold on a busy machine. Not a test: nothing here asserts a time. Called by the command line,
-or alone: `python -m swarmnode.bench.transport [--quick] [--json]`.
+Measures our endpoint on both QUIC engines, directly and through a relay, beside plain WebSocket messages through the
+same relay, TLS 1.3 over TCP, aioquic.asyncio as it comes and the iroh package, all in one run and in turns, so that
+the ratios hold on a busy machine. Not a test: nothing here asserts a time. Called by the command line, or alone:
+`python -m swarmnode.bench.transport [--quick] [--json] [--transport NAME]…`.
 
 A case is a request and an answer of the same size, one after the other on one open stream, or `bulk`: one way, timed
-until the receiver has answered. The server of every transport is a process of its own; the client is this one. A
-session starts with a header: mode "R" (requests) or "B" (bulk), size u64; a server answers bulk with one byte.
+until the receiver has answered. The server of every carrier is a process of its own, the relay another one; the client
+is this one. A run has rounds; each round asks every carrier in turn, on a connection of its own.
 """
 
 from __future__ import annotations
@@ -17,85 +18,108 @@ import contextlib
 import json
 import os
 import platform
-import ssl
+import re
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
-from transport.config import TransportConfig
-from transport.connection import Connection
-from transport.endpoint import Endpoint
-from transport.identity import Identity, PeerId
-from transport.stream import Stream
+from swarmnode.bench.carriers.base import BULK, CHUNK, HEADER, HOST, REQUESTS, Carrier, Place, Session
+from swarmnode.bench.carriers.iroh_package import Iroh
+from swarmnode.bench.carriers.quic import Quic
+from swarmnode.bench.carriers.relay_messages import RelayMessages
+from swarmnode.bench.carriers.streams import StockAioquic, Tls
 
-HOST = "127.0.0.1"
-HEADER = struct.Struct(">cQ")
-CHUNK = 256 * 1024
-REQUEST_SIZES = {"256B": 256, "12KB": 12 * 1024, "100KB": 100 * 1024}
 MB = 1_000_000
-ENGINE_NAMES = {"qh3": "quic-direct", "aioquic": "quic-direct-aioquic"}
-NETWORK = "-1280"  # the same endpoint with the datagrams of a network path instead of loopback's
-STOCK, TLS = "aioquic-stock", "tcp-tls"
-# Enough requests that the 99th percentile is not one request, and enough bulk for a second or so per transport.
-REQUESTS = {"256B": 2000, "12KB": 1500, "100KB": 300}
-BULK_BYTES = {"quic-direct": 200 * MB, "quic-direct-aioquic": 40 * MB, STOCK: 8 * MB, TLS: 200 * MB}
-SLOW_DIVISOR = 5  # aioquic.asyncio takes ten times as long per request
+NETWORK = "-1452"  # our endpoint with the datagrams of a network path instead of loopback's
+ROUNDS = 3
+REQUEST_SIZES = {"256B": 256, "12KB": 12 * 1024, "100KB": 100 * 1024}
+CASES = (*REQUEST_SIZES, "bulk")
+NETWORK_CASES = ("12KB", "100KB", "bulk")
+# Requests of one round: enough in all that the 99th percentile is not one request.
+COUNTS = {"256B": 700, "12KB": 500, "100KB": 100}
+SLOW_DIVISOR = 5  # where a request takes ten times as long
+QUICK_DIVISOR = 10
 WARM_UP = 50
+MEASURE_SECONDS = 120.0  # nothing takes as long; a carrier that is stuck must not hold up the rest for ever
 START_SECONDS = 30.0
+MASK_BYTES, MASK_COUNT = 12 * 1024, 200
+
+CARRIERS: dict[str, Carrier] = {
+    carrier.name: carrier
+    for carrier in (
+        Quic("quic-direct", "qh3"),
+        Quic("quic-direct-aioquic", "aioquic"),
+        Quic("quic-direct" + NETWORK, "qh3", network=True),
+        Quic("quic-direct-aioquic" + NETWORK, "aioquic", network=True),
+        Quic("quic-relay", "qh3", relayed=True),
+        Quic("quic-relay-aioquic", "aioquic", relayed=True),
+        RelayMessages(),
+        Tls(),
+        StockAioquic(),
+        Iroh(copy_replaced=False),
+        Iroh(copy_replaced=True),
+    )
+}
+BASE = Tls.name
 
 Row = dict[str, Any]  # JSON: strings, numbers and null
 
 
-class Session(Protocol):
-    """One open stream of one transport, as the client drives it."""
+def run(quick: bool = False, transports: Sequence[str] = ()) -> dict[str, Any]:
+    """Measure; `{machine, rows: [{transport, case, p50_ms, p99_ms, MBps, n, note}]}`. Blocks for a while.
 
-    async def ask(self, request: bytes, size: int) -> None:
-        """Send a request and wait for an answer of `size` bytes."""
-
-    async def push(self, data: bytes) -> None:
-        """Send with back-pressure."""
-
-    async def answer(self) -> None:
-        """Wait for one byte."""
-
-
-def run(quick: bool = False, engines: Sequence[str] = ("qh3", "aioquic")) -> dict[str, Any]:
-    """Measure everything; `{machine, rows: [{transport, case, p50_ms, p99_ms, MBps, n, note}]}`. Blocks for a while.
-
-    `engines`: which QUIC engines of ours to measure. `quick` divides all amounts by twenty.
+    `transports`: names out of CARRIERS, all if empty. `quick` measures one round with a tenth of everything. A row that
+    could not be measured has null figures, and its note says why.
     """
-    ours = [ENGINE_NAMES[engine] for engine in engines]
-    cases = [(case, name) for case in [*REQUEST_SIZES, "bulk"] for name in [*ours, TLS, STOCK]]
-    cases += [(case, name + NETWORK) for case in ("12KB", "bulk") for name in ours]
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="bench-transport-") as folder:
-        identity = _write_certificate(Path(folder))
-        with contextlib.ExitStack() as servers:
-            names = dict.fromkeys(name for _, name in cases)
-            ports = {name: servers.enter_context(_server(name, folder)) for name in names}
-            for case, name in cases:
-                rows.append(asyncio.run(_measure(name, ports[name], identity.peer_id, case, quick)))
+    chosen = [carrier for name, carrier in CARRIERS.items() if not transports or name in transports]
+    with tempfile.TemporaryDirectory(prefix="bench-transport-") as folder, contextlib.ExitStack() as processes:
+        place = Place(Path(folder), processes.enter_context(_relay()))
+        where = {
+            carrier.name: processes.enter_context(_server(carrier.name, place))
+            for carrier in chosen
+            if not carrier.missing
+        }
+        rows: list[Row] = []
+        for case in CASES:
+            measured: dict[str, list[float]] = {name: [] for name in where}
+            for _ in range(1 if quick else ROUNDS):
+                for name, line in where.items():
+                    if case in _cases(name):
+                        measured[name] += asyncio.run(_measure(CARRIERS[name], place, line, case, quick))
+            rows += [
+                _row(carrier, case, measured.get(carrier.name, []), quick)
+                for carrier in chosen
+                if case in _cases(carrier.name)
+            ]
+    if not transports:
+        rows += _mask_rows()
     return {"machine": _machine(), "rows": rows}
 
 
-async def _measure(name: str, port: int, peer: PeerId, case: str, quick: bool) -> Row:
-    if case == "bulk":
-        size = BULK_BYTES[name.removesuffix(NETWORK)] // (20 if quick else 1)
-        async with _connect(name, port, peer, HEADER.pack(b"B", size)) as session:
-            seconds = await _push_all(session, size)
-        return _row(name, case, [seconds], size / seconds / MB, f"{size // MB} MB one way")
-    size = REQUEST_SIZES[case]
-    count = max(20, REQUESTS[case] // (SLOW_DIVISOR if name == STOCK else 1) // (20 if quick else 1))
-    async with _connect(name, port, peer, HEADER.pack(b"R", size)) as session:
-        times = await _ask_often(session, size, count)
-    return _row(name, case, times, None, f"{size} bytes each way")
+def _cases(name: str) -> Sequence[str]:
+    return NETWORK_CASES if name.endswith(NETWORK) else CASES
+
+
+async def _measure(carrier: Carrier, place: Place, where: str, case: str, quick: bool) -> list[float]:
+    """Seconds of each request, or of the bulk."""
+    async with asyncio.timeout(MEASURE_SECONDS), carrier.connect(place, where) as session:
+        if case == "bulk":
+            size = _bulk_bytes(carrier, quick)
+            await session.push(HEADER.pack(BULK, size))
+            return [await _push_all(session, size)]
+        size = REQUEST_SIZES[case]
+        count = COUNTS[case] // (1 if carrier.quick else SLOW_DIVISOR) // (QUICK_DIVISOR if quick else 1)
+        await session.push(HEADER.pack(REQUESTS, size))
+        return await _ask_often(session, size, max(20, count))
+
+
+def _bulk_bytes(carrier: Carrier, quick: bool) -> int:
+    return carrier.bulk_megabytes * MB // (QUICK_DIVISOR if quick else 1)
 
 
 async def _ask_often(session: Session, size: int, count: int) -> list[float]:
@@ -120,18 +144,58 @@ async def _push_all(session: Session, size: int) -> float:
     return perf_counter() - start
 
 
-def _row(name: str, case: str, times: list[float], rate: float | None, note: str) -> Row:
+def _row(carrier: Carrier, case: str, times: list[float], quick: bool) -> Row:
+    name = carrier.name.removesuffix(NETWORK)
+    size = _bulk_bytes(carrier, quick) if case == "bulk" else 0
+    case += carrier.name[len(name) :]
+    return _figures(name, case, times, carrier.missing or carrier.note, size)
+
+
+def _figures(name: str, case: str, times: list[float], note: str, bulk: int = 0) -> Row:
+    """`bulk`: how many bytes each of the times took; 0 where the rate says nothing."""
     ordered = sorted(times)
-    plain = name.removesuffix(NETWORK)
+    p50 = statistics.median(ordered) if ordered else None
     return {
-        "transport": plain,
-        "case": case + name[len(plain) :],
-        "p50_ms": round(statistics.median(ordered) * 1e3, 3),
-        "p99_ms": round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1e3, 3),
-        "MBps": None if rate is None else round(rate, 1),
+        "transport": name,
+        "case": case,
+        "p50_ms": _rounded(p50, 1e3),
+        "p99_ms": _rounded(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] if ordered else None, 1e3),
+        "MBps": _rounded(bulk / p50 / MB, 1) if bulk and p50 else None,
         "n": len(times),
         "note": note,
     }
+
+
+def _rounded(value: float | None, factor: float) -> float | None:
+    return None if value is None else float(f"{value * factor:.4g}")
+
+
+def _mask_rows() -> list[Row]:
+    """What a client pays to mask a message (RFC 6455, 5.3), alone: it is part of every row with a WebSocket."""
+    from websockets.frames import apply_mask  # type: ignore[attr-defined]  # noqa: PLC0415 - the one that is in use
+    from websockets.utils import apply_mask as in_python  # noqa: PLC0415
+
+    used = "in Python: websockets was installed without its C part" if apply_mask is in_python else "in C, as used"
+    rows = []
+    for name, mask, how in (
+        ("websocket-mask", apply_mask, used),
+        ("websocket-mask-python", in_python, "in Python, as without websockets' C part"),
+    ):
+        times = _mask_times(mask)
+        note = f"masking alone, {statistics.median(times) * 1e6:.2g} µs per 12 KB, {how}"
+        rows.append(_figures(name, "12KB", times, note))
+    return rows
+
+
+def _mask_times(mask: Callable[[bytes, bytes], bytes]) -> list[float]:
+    data, key, together = os.urandom(MASK_BYTES), os.urandom(4), 10  # a single call is near the clock's own cost
+    times = []
+    for _ in range(MASK_COUNT):
+        start = perf_counter()
+        for _ in range(together):
+            mask(data, key)
+        times.append((perf_counter() - start) / together)
+    return times
 
 
 def _machine() -> dict[str, Any]:
@@ -143,275 +207,93 @@ def _machine() -> dict[str, Any]:
     }
 
 
-# -- our endpoint
-
-
-def _config(name: str) -> TransportConfig:
-    """What a transport's name says: the engine, and datagrams as on a network where it ends in -1280."""
-    plain = name.removesuffix(NETWORK)
-    engine = next(engine for engine, label in ENGINE_NAMES.items() if label == plain)
-    config = TransportConfig(engine=engine)
-    return replace(config, loopback_datagram_size=config.datagram_size) if name != plain else config
-
-
-class QuicSession:
-    """Our stream, on the hot path: answers come by set_receiver, requests go by write_nowait."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._missing = 0
-        self._done: asyncio.Future[None] | None = None
-        stream.set_receiver(self._received, lambda _: None)
-
-    def _received(self, data: bytes) -> None:
-        self._missing -= len(data)
-        if self._missing <= 0 and self._done is not None and not self._done.done():
-            self._done.set_result(None)
-
-    async def _wait(self, size: int) -> None:
-        self._missing += size
-        self._done = asyncio.get_running_loop().create_future()
-        if self._missing > 0:
-            await self._done
-
-    async def ask(self, request: bytes, size: int) -> None:
-        """See Session."""
-        self._stream.write_nowait(request)
-        await self._wait(size)
-
-    async def push(self, data: bytes) -> None:
-        """See Session."""
-        await self._stream.write(data)
-
-    async def answer(self) -> None:
-        """See Session."""
-        await self._wait(1)
-
-
-def _serve_stream(stream: Stream) -> None:
-    """Answer on our stream, from the receive path."""
-    answer = _Answers(stream.write_nowait)
-    stream.set_receiver(answer.received, lambda _: None)
-
-
-class _Answers:
-    """A server's side of a session, whatever carries it."""
-
-    def __init__(self, write: Callable[[bytes], Any]) -> None:
-        self._write = write
-        self._header = b""
-        self._got = 0
-        self._size = 0
-        self._answer = b""
-
-    def received(self, data: bytes) -> None:
-        """Bytes from the client."""
-        if len(self._header) < HEADER.size:
-            missing = HEADER.size - len(self._header)
-            self._header, data = self._header + data[:missing], data[missing:]
-            if len(self._header) < HEADER.size:
-                return
-            mode, self._size = HEADER.unpack(self._header)
-            self._answer = bytes(self._size) if mode == b"R" else b"\x01"
-        self._got += len(data)
-        while self._size and self._got >= self._size:
-            self._got -= self._size
-            self._write(self._answer)
-
-
-async def _serve_quic(name: str, identity: Identity) -> AsyncIterator[int]:
-    async def connection_streams(connection: Connection) -> None:
-        while True:
-            _serve_stream(await connection.accept_stream())
-
-    async def connections(endpoint: Endpoint, tasks: asyncio.TaskGroup) -> None:
-        while True:
-            connection = await endpoint.accept()
-            tasks.create_task(_until_closed(connection_streams(connection)))
-
-    endpoint = await Endpoint.bind(identity, _config(name), listen=(HOST, 0))
-    async with endpoint, asyncio.TaskGroup() as tasks:
-        accepting = tasks.create_task(connections(endpoint, tasks))
-        yield endpoint.address[1]
-        accepting.cancel()
-        for connection in endpoint.connections():
-            await connection.close()
-
-
-async def _until_closed(work: Any) -> None:
-    with contextlib.suppress(Exception):  # the client has gone
-        await work
-
-
-# -- TLS over TCP, and aioquic.asyncio as it comes: asyncio streams
-
-
-class StreamsSession:
-    """asyncio's StreamReader and StreamWriter."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-
-    async def ask(self, request: bytes, size: int) -> None:
-        """See Session."""
-        self._writer.write(request)
-        await self._reader.readexactly(size)
-
-    async def push(self, data: bytes) -> None:
-        """See Session."""
-        self._writer.write(data)
-        await self._writer.drain()
-
-    async def answer(self) -> None:
-        """See Session."""
-        await self._reader.readexactly(1)
-
-
-async def _serve_streams(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    answer = _Answers(writer.write)
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(CHUNK):
-            answer.received(data)
-            await writer.drain()
-    writer.close()
-
-
-async def _serve_tls(folder: str) -> AsyncIterator[int]:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_cert_chain(f"{folder}/cert.pem", f"{folder}/key.pem")
-    server = await asyncio.start_server(_serve_streams, HOST, 0, ssl=context, limit=4 * CHUNK)
-    yield server.sockets[0].getsockname()[1]
-    server.close()
-
-
-async def _serve_stock(folder: str) -> AsyncIterator[int]:
-    from aioquic.asyncio import serve  # noqa: PLC0415 - only this server needs it
-    from aioquic.quic.configuration import QuicConfiguration  # noqa: PLC0415
-
-    configuration = QuicConfiguration(is_client=False, alpn_protocols=["bench"])
-    configuration.load_cert_chain(f"{folder}/cert.pem", f"{folder}/key.pem")
-    tasks: set[asyncio.Future[None]] = set()
-
-    def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(_serve_streams(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    server = await serve(HOST, 0, configuration=configuration, stream_handler=handle)
-    yield server._transport.get_extra_info("sockname")[1]
-    server.close()
-
-
-# -- client side
-
-
-@contextlib.asynccontextmanager
-async def _connect(name: str, port: int, peer: PeerId, header: bytes) -> AsyncIterator[Session]:
-    session: Session
-    if name == TLS:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        reader, writer = await asyncio.open_connection(HOST, port, ssl=context, limit=4 * CHUNK)
-        session = StreamsSession(reader, writer)
-        await session.push(header)
-        yield session
-        writer.close()
-        with contextlib.suppress(ConnectionError, ssl.SSLError):
-            await writer.wait_closed()
-    elif name == STOCK:
-        from aioquic.asyncio import connect  # noqa: PLC0415
-        from aioquic.quic.configuration import QuicConfiguration  # noqa: PLC0415
-
-        configuration = QuicConfiguration(alpn_protocols=["bench"], verify_mode=ssl.CERT_NONE)
-        async with connect(HOST, port, configuration=configuration) as client:
-            session = StreamsSession(*await client.create_stream())
-            await session.push(header)
-            yield session
-    else:
-        async with await Endpoint.bind(Identity.generate(), _config(name), listen=(HOST, 0)) as endpoint:
-            connection = await endpoint.dial(peer, [(HOST, port)])
-            session = QuicSession(await connection.open_stream())
-            await session.push(header)
-            yield session
-
-
 # -- processes
 
 
-def _write_certificate(folder: Path) -> Identity:
-    """One identity for all servers of a run: key and certificate as files, which ssl wants."""
-    identity = Identity.load_or_create(folder / "key.pem")
-    (folder / "cert.pem").write_bytes(identity.certificate_pem)
-    return identity
+@contextlib.contextmanager
+def _relay() -> Iterator[str]:
+    """A relay that limits no rate; yields its URL."""
+    flags = ["--listen", f"{HOST}:0", "--reflector", "off", "--client-rate", "0", "--global-rate", "0"]
+    command = [sys.executable, "-m", "relay", *flags, "--log-level", "error"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            line = process.stderr.readline()
+            found = re.match(r"relay ready on (\S+:\d+) ", line)
+            if found is None:
+                raise RuntimeError(f"the relay did not start: {line.strip()}")
+            yield f"http://{found[1]}"
+        finally:
+            process.terminate()
+            _wait_for(process)
 
 
 @contextlib.contextmanager
-def _server(name: str, folder: str) -> Iterator[int]:
-    """A server process; yields its port, ends it afterwards."""
-    command = [sys.executable, "-m", "swarmnode.bench.transport", "--serve", name, "--folder", folder]
+def _server(name: str, place: Place) -> Iterator[str]:
+    """A server process; yields where it is, ends it afterwards."""
+    shared = ["--folder", str(place.folder), "--relay", place.relay]
+    command = [sys.executable, "-m", "swarmnode.bench.transport", "--serve", name, *shared]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            line = process.stdout.readline()
-            if not line.strip().isdecimal():
+            line = process.stdout.readline().strip()
+            if not line:
                 raise RuntimeError(f"the {name} server did not start; run it alone to see why: {' '.join(command)}")
-            yield int(line)
+            yield line
         finally:
             process.stdin.close()  # it ends with its standard input
-            try:
-                process.wait(START_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            _wait_for(process)
 
 
-async def _serve(name: str, folder: str) -> None:
-    """A server process: print the port, serve until standard input ends."""
-    if name == TLS:
-        serving = _serve_tls(folder)
-    elif name == STOCK:
-        serving = _serve_stock(folder)
-    else:
-        serving = _serve_quic(name, Identity.load_or_create(Path(folder) / "key.pem"))
+def _wait_for(process: subprocess.Popen[str]) -> None:
+    try:
+        process.wait(START_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+async def _serve(carrier: Carrier, place: Place) -> None:
+    """A server process: print where it is, serve until standard input ends."""
+    serving = carrier.serve(place)
     print(await anext(serving), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     with contextlib.suppress(StopAsyncIteration):
         await anext(serving)
 
 
+# -- output
+
+
 def table(result: dict[str, Any]) -> str:
     """The rows as text, each with its ratio to TLS over TCP in the same run."""
-    lines = [f"{'transport':<21}{'case':<10}{'p50 ms':>9}{'p99 ms':>9}{'MB/s':>8}{'n':>6}{'vs tcp-tls':>12}"]
-    base = {row["case"] + tail: row for row in result["rows"] if row["transport"] == TLS for tail in ("", NETWORK)}
+    lines = [f"{'transport':<22}{'case':<11}{'p50 ms':>10}{'p99 ms':>10}{'MB/s':>8}{'n':>6}{'vs tcp-tls':>12}  note"]
+    base = {row["case"] + tail: row for row in result["rows"] if row["transport"] == BASE for tail in ("", NETWORK)}
     for row in result["rows"]:
-        rate = "" if row["MBps"] is None else f"{row['MBps']:.1f}"
-        against = base.get(row["case"])
-        ratio = ""
-        if against is not None:
-            bulk = row["MBps"] is not None
-            ratio = f"{row['MBps'] / against['MBps'] if bulk else row['p50_ms'] / against['p50_ms']:.2f}×"
-        lines.append(
-            f"{row['transport']:<21}{row['case']:<10}{row['p50_ms']:>9.3f}{row['p99_ms']:>9.3f}{rate:>8}"
-            f"{row['n']:>6}{ratio:>12}"
-        )
+        unit = "p50_ms" if row["MBps"] is None else "MBps"
+        against, ratio = base.get(row["case"]), ""
+        if against is not None and row[unit] is not None and not row["transport"].startswith("websocket-mask"):
+            ratio = f"{row[unit] / against[unit]:.2f}×"
+        p50, p99, rate = ("" if row[key] is None else f"{row[key]:.4g}" for key in ("p50_ms", "p99_ms", "MBps"))
+        figures = f"{p50:>10}{p99:>10}{rate:>8}{row['n']:>6}{ratio:>12}"
+        lines.append(f"{row['transport']:<22}{row['case']:<11}{figures}  {row['note']}")
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table, or with --json the data."""
     parser = argparse.ArgumentParser(prog="bench transport", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="a twentieth of the work: shape, not figures")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the work, once: shape, not figures")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
-    parser.add_argument("--engine", action="append", choices=sorted(ENGINE_NAMES), help="only this engine of ours")
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--transport", action="append", choices=CARRIERS, help="only this one (may be repeated)")
+    parser.add_argument("--serve", choices=CARRIERS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--relay", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.serve:
-        asyncio.run(_serve(arguments.serve, arguments.folder))
+        asyncio.run(_serve(CARRIERS[arguments.serve], Place(arguments.folder, arguments.relay)))
         return 0
-    result = run(arguments.quick, arguments.engine or tuple(ENGINE_NAMES))
+    result = run(arguments.quick, arguments.transport or ())
     print(json.dumps(result) if arguments.json else table(result))
     return 0
 

@@ -23,7 +23,7 @@ def engine(quick: Quick = False, as_json: AsJson = False) -> None:
 
 @app.command()
 def transport(quick: Quick = False, as_json: AsJson = False) -> None:
-    """QUIC between two processes of this machine, beside TLS over TCP and aioquic as it comes."""
+    """QUIC between two processes of this machine, direct and relayed, beside what else carries bytes there."""
     from swarmnode.bench import transport as bench  # noqa: PLC0415
     from swarmnode.tables import print_rows  # noqa: PLC0415
 

@@ -222,6 +222,8 @@ def usable(candidate: Candidate, interfaces: Sequence[InterfaceAddress], *, list
     version = host.version
     if version == 6 and _family(listen_host) == 4:
         return False
+    if version == 4 and _family(listen_host) == 6 and not _is_wildcard(listen_host):
+        return False
     own = [(parse_host(interface.host), interface) for interface in interfaces if interface.is_up]
     mine = host.is_loopback or any(address == host for address, _ in own)
     if mine and to_port == port:
@@ -230,8 +232,6 @@ def usable(candidate: Candidate, interfaces: Sequence[InterfaceAddress], *, list
         return mine
     if host.is_loopback:
         return False  # of the machine that named it
-    if _family(listen_host) == 6 and not _is_wildcard(listen_host) and version == 4:
-        return False
     reachable = False
     for address, interface in own:
         if address is None or address.version != version or address.is_loopback or address.is_link_local:

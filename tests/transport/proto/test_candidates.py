@@ -243,6 +243,7 @@ def test_usable_depends_on_what_we_have_and_where_we_listen() -> None:
     assert not usable(four, LAPTOP, listen_host="127.0.0.1", port=PORT)
     assert usable(here, LAPTOP, listen_host="127.0.0.1", port=PORT)
     assert not usable(here, LAPTOP, listen_host="127.0.0.1", port=5)
+    assert not usable(here, LAPTOP, listen_host="::1", port=PORT)  # that socket has no IPv4
 
 
 ADDRESSES = st.one_of(
