@@ -26,6 +26,7 @@ from relay.config import (
     parse_network,
     parse_reflector,
 )
+from relay.memory import run_with_system_malloc
 from transport.errors import Address, ConfigError, TransportError
 
 logger = logging.getLogger("relay")
@@ -36,6 +37,8 @@ Parsed = TypeVar("Parsed")
 def main(arguments: list[str] | None = None) -> int:
     """Run a relay until it is told to end; the exit code."""
     options = _parser().parse_args(arguments)
+    if arguments is None:  # a process of our own
+        run_with_system_malloc()
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )

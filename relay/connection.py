@@ -293,7 +293,7 @@ class Connection(asyncio.BufferedProtocol):
             for event in websocket.events_received():
                 if isinstance(event, Frame):
                     self._frame(event, now)
-                elif isinstance(event, Request):
+                elif isinstance(event, Request) and websocket.parser_exc is None:  # nothing broken came right after it
                     self.on_request(event)
                 if self.state is State.ENDING or self.state is State.CLOSED:
                     return
@@ -323,7 +323,8 @@ class Connection(asyncio.BufferedProtocol):
     def _is_over(self) -> bool:
         """Whether the client closed the WebSocket, or what it sends is none; the library has said what is to say."""
         websocket = self._websocket
-        if websocket.handshake_exc is None and websocket.state in (WebSocketState.OPEN, WebSocketState.CONNECTING):
+        goes_on = websocket.state in (WebSocketState.OPEN, WebSocketState.CONNECTING)
+        if goes_on and websocket.handshake_exc is None and websocket.parser_exc is None:
             return False
         self._leave("closed" if websocket.close_rcvd is not None else "websocket_error")
         self._start_ending()

@@ -21,6 +21,7 @@ from relay import page
 from relay.config import RelayConfig, read_access_file, tls_context
 from relay.connection import Page
 from relay.limits import QueueTotal, Slots, TokenBucket
+from relay.memory import Reclaimer
 from relay.metrics import CONTENT_TYPE as METRICS_TYPE
 from relay.metrics import Counts, Metrics
 from relay.reflector import IPV6_MISSING, Reflector
@@ -43,6 +44,7 @@ class RelayServer:
         self.counts = Counts()
         self.metrics = Metrics(self.counts, self._gauges)
         self._reflector = Reflector(self.counts)
+        self._memory = Reclaimer()
         self._server: asyncio.Server | None = None
         self._check_timer: asyncio.TimerHandle | None = None
         self._started = time.monotonic()
@@ -151,6 +153,9 @@ class RelayServer:
         now = loop.time()
         for session in list(self.shared.sessions):
             session.check(now, self.config.idle_timeout, self.config.write_timeout)
+        connections = len(self.shared.sessions)
+        self._memory.look(connections, self.shared.most_sessions, now)
+        self.shared.most_sessions = connections
         self._check_timer = loop.call_later(CHECK_INTERVAL, self._check)
 
     def _page(self, path: str) -> Page:

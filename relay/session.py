@@ -97,6 +97,7 @@ class Shared:
     shutting_down: bool = False
     router: Router[Session] = field(default_factory=Router)
     sessions: set[Session] = field(default_factory=set)  # every connection, logged in or not
+    most_sessions: int = 0  # of them at one time, since somebody last set it back
     all_gone: asyncio.Event = field(default_factory=asyncio.Event)  # set when there is no connection
 
     def spread_ms(self) -> int:
@@ -170,6 +171,7 @@ class Session(Connection):
     def on_open(self) -> None:
         shared = self.shared
         shared.sessions.add(self)
+        shared.most_sessions = max(shared.most_sessions, len(shared.sessions))
         shared.all_gone.clear()
         host, port = (self._transport.get_extra_info("peername") or ("", 0))[:2]  # None: it is gone already
         self._ip = parse_address(f"[{host}]")

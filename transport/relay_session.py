@@ -40,7 +40,7 @@ _websocket_logger.setLevel(logging.INFO)  # its debug lines show payloads and co
 MAX_FRAME = 128 * 1024  # datagrams of one send() in one message …
 MAX_QUEUED_FRAME = 16 * 1024  # … but when the socket is full, so much must not stand in front of disco
 MAX_WRITE_BUFFER = 512 * 1024  # WebSocket pongs that the relay makes us write and does not read
-LINGER_SECONDS = 2.0  # a relay that restarts delivers what it has for so long
+LINGER_SECONDS = 2.0  # after a last word: a relay that restarts delivers what it has, one that refuses closes
 MAX_SPREAD = 3600.0
 KNOWN_PEERS = 256  # PeerId objects kept, so that a datagram costs a look-up
 
@@ -306,11 +306,15 @@ class RelaySession(asyncio.Protocol):
             self._break(f"the relay broke the protocol: {error}")
 
     def _handle(self, frame: frames.ServerFrame) -> None:
+        if self.ended.done():
+            return
         match frame:
             case frames.Refused():
                 reason = f"the relay refused: {_one_line(frame.reason) or frame.code.name.lower().replace('_', ' ')}"
                 self._end(Ending(reason, refused_for=frame.retry_after_ms / 1000))
-                self.abort()
+                # Its close frame is answered: behind a front, only that tells the relay that somebody is here, and so
+                # that two nodes fight for one key.
+                self._linger_until(self._loop.time() + LINGER_SECONDS)
             case frames.Challenge() if not self._challenged:
                 self._login(frame)
             case frames.Welcome() if self._challenged and self.welcome is None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -639,6 +639,8 @@ async def test_a_websocket_without_the_subprotocol_is_refused(start_relay: Start
         max_size=6,
     ),
 )
+@example(upgraded=False, chunks=[b"GET / HTTP/1.1\r\n\r\n\0\0"])
+@example(upgraded=False, chunks=[UPGRADE + b"\0\0"])
 def test_no_bytes_break_the_relay(upgraded: bool, chunks: list[bytes]) -> None:
     async def scenario() -> None:
         server = RelayServer(RelayConfig(listen=("127.0.0.1", 0), reflector_ports=None, linger=0.1))

@@ -181,8 +181,8 @@ async def make_front(tmp_path: Path) -> AsyncIterator[MakeFront]:
 class Node:
     """A link and what it told."""
 
-    def __init__(self, url: str, ca_file: Path | None) -> None:
-        self.identity = Identity.generate()
+    def __init__(self, url: str, ca_file: Path | None, identity: Identity | None = None) -> None:
+        self.identity = identity or Identity.generate()
         self.states: asyncio.Queue[tuple[bool, str]] = asyncio.Queue()
         self.received: asyncio.Queue[bytes] = asyncio.Queue()
         self.link = RelayLink(
@@ -226,8 +226,8 @@ async def get(front: Front, path: str) -> int:
 async def make() -> AsyncIterator[Callable[..., Node]]:
     nodes: list[Node] = []
 
-    def make_one(url: str, ca_file: Path | None) -> Node:
-        nodes.append(Node(url, ca_file))
+    def make_one(url: str, ca_file: Path | None, identity: Identity | None = None) -> Node:
+        nodes.append(Node(url, ca_file, identity))
         return nodes[-1]
 
     yield make_one
@@ -280,6 +280,26 @@ async def test_the_real_relay_behind_nginx_believes_its_header_and_serves_people
         assert await get(front, "/healthz") == 200
         assert await get(front, "/") == 200
         assert await get(front, "/metrics") == 404
+    finally:
+        await relay.end()
+
+
+async def test_a_fight_for_one_key_is_ended_behind_nginx_too(make_front: MakeFront, make: Callable[..., Node]) -> None:
+    relay = RelayProcess("--trusted-proxy", NGINX_HOST)
+    await relay.start()
+    try:
+        front = await make_front(relay_port=relay.port)
+        identity = Identity.generate()
+        node = make(front.url, front.ca_file, identity)
+        for _ in range(2):  # who is replaced obeys, but others with its key come
+            await node.is_up()
+            newer = make(front.url, front.ca_file, identity)
+            assert "another session" in await node.is_down()
+            node = newer
+        await node.is_up()
+        last = make(front.url, front.ca_file, identity)
+        reasons = {await node.is_down(), await last.is_down()}
+        assert all("give one of them another key" in reason for reason in reasons), reasons
     finally:
         await relay.end()
 

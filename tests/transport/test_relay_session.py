@@ -244,6 +244,20 @@ async def test_the_end_is_told_once_and_nothing_is_sent_after_it() -> None:
     assert bench.session.closed.done()
 
 
+async def test_a_refusal_is_the_last_word_and_the_close_frame_after_it_is_answered() -> None:
+    bench = Bench().login()
+    bench.tell(frames.Refused(frames.RefusalCode.REPLACED, 60_000, "elsewhere").encode())
+    bench.tell(WELCOME.encode())
+    assert not bench.session.up
+    assert not bench.wire.closing
+    bench.wire.server.send_close(1008)
+    bench.session.data_received(b"".join(bench.wire.server.data_to_send()))
+    assert bench.wire.server.close_rcvd is not None
+    bench.end()
+    assert [ending.refused_for for ending in bench.owner.endings] == [60.0]
+    assert bench.owner.ups == 1
+
+
 MESSAGES: list[Callable[[Random], bytes]] = [
     lambda random: random.randbytes(random.randrange(80)),
     lambda random: bytes([random.choice(list(frames.FrameType))]) + random.randbytes(random.randrange(80)),
@@ -258,6 +272,7 @@ MESSAGES: list[Callable[[Random], bytes]] = [
     lambda random: frames.Gone(random.randbytes(32), frames.GoneReason.NOT_CONNECTED).encode(),
     lambda random: frames.Restarting(random.randrange(1 << 32), random.randrange(1 << 32)).encode(),
     lambda random: frames.Limited(random.randrange(1 << 32)).encode(),
+    lambda random: frames.Refused(random.choice(list(frames.RefusalCode)), random.randrange(1 << 32), "no").encode(),
 ]
 
 

@@ -12,7 +12,9 @@ REFUSED                  not before the time that the relay named, and not befor
 the network changed      now, and the back-off starts anew; only what the relay asked for (REFUSED, RESTARTING) holds
 
 A session that ended within STABLE_SECONDS does not reset the back-off: a relay that takes logins and closes at once
-is not asked ten times a second. Times that a relay names are bounded here, since it may be hostile or wrong.
+is not asked ten times a second. But one that stood for SHORT_SECONDS bounds it to a share of its life: a front that
+cuts every few seconds must not keep us away for longer and longer. Times that a relay names are bounded here, since it
+may be hostile or wrong.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from collections.abc import Callable
 FIRST_DELAY = 0.1
 MAX_DELAY = 16.0
 STABLE_SECONDS = 10.0
+SHORT_SECONDS = 2.0
+LIFE_SHARE = 0.1  # of the time that a session stood: the most that is lost by backing off after it
 MAX_SPREAD = 60.0  # what a relay with thousands of clients needs to come back from a crash
 MAX_RESTART = 120.0
 MAX_REFUSAL = 3600.0
@@ -45,7 +49,10 @@ class Reconnect:
 
     def lost(self, spread: float, now: float, own: bool = False) -> None:
         """A session ended without a word. `own`: our network changed, the relay's other clients are still there."""
-        if now - self._connected_at < STABLE_SECONDS:
+        stood = now - self._connected_at
+        if stood < STABLE_SECONDS:
+            if stood >= SHORT_SECONDS:
+                self._backoff = min(self._backoff, stood * LIFE_SHARE)
             self.failed(now)
         else:
             self._backoff = FIRST_DELAY

@@ -71,15 +71,19 @@ def test_a_loss_that_is_ours_alone_is_not_waited_for() -> None:
     assert reconnect.due == 100.0
 
 
-def test_a_relay_that_takes_logins_and_closes_at_once_is_asked_ever_less() -> None:
+@pytest.mark.parametrize(("stood", "longest"), [(0.1, MAX_DELAY), (1.0, MAX_DELAY), (4.0, 0.4), (8.0, 0.8)])
+def test_a_relay_that_takes_logins_and_closes_is_asked_ever_less_the_sooner_it_closes(
+    stood: float, longest: float
+) -> None:
     reconnect = Reconnect(high, 0.0)
     now, delays = 0.0, []
-    for _ in range(10):
+    for _ in range(12):
         reconnect.connected(now)
-        reconnect.lost(0.0, now + 1)
-        delays.append(reconnect.due - now - 1)
+        reconnect.lost(0.0, now + stood)
+        delays.append(reconnect.due - now - stood)
         now = reconnect.due
-    assert delays[-1] == MAX_DELAY
+    assert delays[0] == pytest.approx(FIRST_DELAY)
+    assert delays[-1] == pytest.approx(longest)
     reconnect.connected(now)
     reconnect.lost(0.0, now + STABLE_SECONDS)
     assert reconnect.due == now + STABLE_SECONDS
