@@ -27,10 +27,27 @@ class Drop(StrEnum):
     QUEUE_FULL = "queue_full"
 
 
+class Unreflected(StrEnum):
+    """Why a datagram to the reflector got no answer."""
+
+    BAD = "bad"  # no STUN request, or one shorter than its answer
+    RATE = "rate"
+
+
 class Counts:
     """Totals since the start. Frames and bytes are those accepted for delivery, by class."""
 
-    __slots__ = ("bytes_bulk", "bytes_disco", "drops", "ends", "frames_bulk", "frames_disco", "logins", "reflected")
+    __slots__ = (
+        "bytes_bulk",
+        "bytes_disco",
+        "drops",
+        "ends",
+        "frames_bulk",
+        "frames_disco",
+        "logins",
+        "reflected",
+        "unreflected",
+    )
 
     def __init__(self) -> None:
         self.frames_bulk = 0
@@ -41,6 +58,7 @@ class Counts:
         self.logins: Counter[str] = Counter()  # by result: "ok", or the name of a RefusalCode in lower case
         self.ends: Counter[str] = Counter()  # sessions that ended, by why
         self.reflected = 0
+        self.unreflected: Counter[Unreflected] = Counter()
 
 
 class Metrics(Collector):
@@ -90,3 +108,9 @@ class Metrics(Collector):
             ends.add_metric([why], count)
         yield ends
         yield CounterMetricFamily("relay_reflected", "STUN answers sent", value=counts.reflected)
+        unreflected = CounterMetricFamily(
+            "relay_reflector_drops", "Datagrams to the reflector that got no answer", labels=["reason"]
+        )
+        for cause in Unreflected:
+            unreflected.add_metric([cause.value], counts.unreflected[cause])
+        yield unreflected

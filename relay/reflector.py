@@ -14,7 +14,7 @@ import socket
 from typing import Any, cast
 
 from relay.limits import TokenBucket
-from relay.metrics import Counts
+from relay.metrics import Counts, Unreflected
 from transport.errors import Address, BindFailed
 from transport.proto.stun import make_binding_response, parse_binding_request, wants_other_port
 
@@ -62,12 +62,15 @@ class Reflector:
         """The answer to a datagram, and whether it leaves from the other port; None for none."""
         transaction = parse_binding_request(data)
         if transaction is None or not source[1]:
+            self._counts.unreflected[Unreflected.BAD] += 1
             return None
         assert self._bucket is not None
         if not self._bucket.take(1, asyncio.get_running_loop().time()):
+            self._counts.unreflected[Unreflected.RATE] += 1
             return None
         response = make_binding_response(transaction, source)
         if len(response) > len(data):
+            self._counts.unreflected[Unreflected.BAD] += 1
             return None
         self._counts.reflected += 1
         return response, wants_other_port(data)

@@ -41,6 +41,7 @@ _FILE_KEYS = frozenset(
         "relays",
         "relay_ca",
         "port_mapping",
+        "advertise",
         "open",
         "mode",
         "wire",
@@ -162,6 +163,7 @@ def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path
             relays=relays,
             relay_ca=authorities(values["relay_ca"]) if values.get("relay_ca") else None,
             port_mapping=bool(values.get("port_mapping", True)),
+            advertise=_advertised(values.get("advertise", ())),
         )
     except LocalFault as error:
         raise UsageError(str(error)) from None
@@ -177,7 +179,7 @@ def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path
         model=_path(model, "model"),
         experts=str(experts) if experts else None,
         source=_path(source, "source") if source else None,
-        listen=_listen(values.get("listen"), peers, relays),
+        listen=_listen(values.get("listen"), peers, transport),
         peers=peers,
         open=bool(values.get("open", False)),
         mode="exact" if mode == "exact" else "partial",
@@ -245,15 +247,25 @@ def reachable_host(host: str) -> str:
     return host
 
 
-def _listen(given: Any, peers: Sequence[PeerAddress], relays: Sequence[str]) -> Address:
-    """Where to listen: this machine only, unless told otherwise, or a peer or relay is elsewhere."""
+def _advertised(values: Sequence[Any]) -> tuple[Address, ...]:
+    try:
+        return tuple(parse_address(str(value)) for value in values)
+    except UsageError as error:
+        raise UsageError(f"--advertise: {error}") from None
+
+
+def _listen(given: Any, peers: Sequence[PeerAddress], transport: TransportConfig) -> Address:
+    """Where to listen: this machine only, unless told otherwise, or a peer, a relay or what we advertise is
+    elsewhere."""
     hosts = [known.address[0] for known in peers if known.address is not None]
-    hosts += [parse_relay_url(url).host for url in relays]
+    hosts += [parse_relay_url(url).host for url in transport.relays]
+    hosts += [host for host, _ in transport.advertise]
     elsewhere = [host for host in hosts if not is_loopback_host(host)]
-    if given is None:
-        return (any_host(), 0) if elsewhere else ("127.0.0.1", 0)
-    listen = parse_address(str(given))
-    if elsewhere and is_loopback_host(listen[0]):
+    listen = parse_address(str(given)) if given is not None else (any_host() if elsewhere else "127.0.0.1", 0)
+    if transport.advertise and not listen[1]:
+        told = format_address(transport.advertise[0])
+        raise UsageError(f"--advertise {told}: give --listen with a port too, the one that a router forwards to")
+    if elsewhere and is_loopback_host(listen[0]):  # only where it was given
         raise UsageError(f"--listen {given} reaches this machine only, not {elsewhere[0]}: give --listen 0.0.0.0:0")
     return listen
 
@@ -270,6 +282,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: peers is a list of PEERID@HOST:PORT")
     if not isinstance(values.get("relays", []), list):
         raise UsageError(f"{path}: relays is a list of URLs")
+    if not isinstance(values.get("advertise", []), list):
+        raise UsageError(f"{path}: advertise is a list of HOST:PORT")
     for key in ("open", "local_experts", "port_mapping"):
         if not isinstance(values.get(key, True), bool):
             raise UsageError(f"{path}: {key} is true or false, not {values[key]!r}")

@@ -1,10 +1,12 @@
 """Turns an endpoint's news into a node's events, each told once: relays that come and go, peers that change their path.
 
     relay-connected url          relay-lost url reason          relay-failed url reason (never connected, or not again)
+    relay-left url reason (on purpose)
     path  peer path address relay rtt_ms was reason
 
 Only peers that are connected are spoken of, and only paths that were kept for a moment: what is tried before anybody
-answers is of no use to people. Changes nothing. Called by node.py.
+answers is of no use to people. Of relays only those that the user named: what peers name may be anything. Changes
+nothing. Called by node.py.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from swarmnode.config import format_address
 from swarmnode.parts import Report
 from transport.connection import ConnectionStats
 from transport.identity import PeerId
-from transport.news import News, PathNews, RelayNews
+from transport.news import NOT_NEEDED, News, PathNews, RelayNews
 
 NOWHERE = "no path"
 SETTLED = 0.3  # seconds: a path that was left sooner is not spoken of
+MAX_RELAYS = 64  # whose state is remembered; users name a few
 
 
 class NetworkEvents:
@@ -34,7 +37,8 @@ class NetworkEvents:
     def __call__(self, news: News) -> None:
         """Something has happened."""
         if isinstance(news, RelayNews):
-            self._relay(news)
+            if news.own:
+                self._relay(news)
         elif news.peer in self._told:
             self._latest[news.peer] = news
             if news.peer not in self._timers:
@@ -61,10 +65,16 @@ class NetworkEvents:
             self.forget(peer)
 
     def _relay(self, news: RelayNews) -> None:
+        if news.reason == NOT_NEEDED:
+            if self._relays.pop(news.url, NOT_NEEDED) != NOT_NEEDED:
+                self._emit("relay-left", url=news.url, reason=news.reason)
+            return
         why = None if news.up else news.reason
         known = news.url in self._relays
         before = self._relays.get(news.url)
         self._relays[news.url] = why
+        if len(self._relays) > MAX_RELAYS:
+            del self._relays[next(iter(self._relays))]
         if known and before == why:
             return
         if why is None:

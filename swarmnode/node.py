@@ -38,8 +38,8 @@ from swarmnode.onboard import ModelPack
 from swarmnode.peer_links import PeerLinks
 from swarmnode.pings import checked_numbers, chosen_peer, ping_peer
 from swarmnode.rates import Rates
-from swarmnode.snapshot import peer_rows, site_rows, traffic, unconnected
-from swarmnode.status import GenerationStatus, NodeStatus, PeerStatus, SiteStatus
+from swarmnode.snapshot import peer_rows, site_rows, traffic, transport_row, unconnected
+from swarmnode.status import GenerationStatus, NodeStatus, PeerStatus, SiteStatus, TransportStatus
 from transport.connection import Connection
 from transport.endpoint import Endpoint
 from transport.errors import EndpointClosed, TransportError
@@ -331,7 +331,7 @@ class Node:
         pack = getattr(self, "pack", None)
         sites = pack.manifest.sites if pack is not None else ()
         worker = self.worker.stats() if self.worker is not None else None
-        relays = self.endpoint.relays() if started else []
+        relays = [relay for relay in self.endpoint.relays() if relay.own] if started else []
         return NodeStatus(
             peer=str(self.endpoint.peer_id) if started else "",
             name=config.name,
@@ -352,7 +352,11 @@ class Node:
             served_rows=worker.pairs if worker is not None else 0,
             served_busy_ms=round(worker.busy_s * 1e3, 3) if worker is not None else 0.0,
             served_kernel_ms=round(self._engine.kernel_s * 1e3, 3) if self._engine is not None else 0.0,
+            transport=self._transport() if started else TransportStatus(),
         )
+
+    def _transport(self) -> TransportStatus:
+        return transport_row(self.endpoint.quic_counters, self.endpoint.reach.counters())
 
     def _nat(self) -> str:
         around = self.endpoint.reach.surroundings

@@ -18,16 +18,20 @@ from transport.config import TransportConfig
 from transport.endpoint import Endpoint
 from transport.errors import LocalFault, Unreachable
 from transport.identity import TEXT_LENGTH, Identity, PeerId
+from transport.proto.addresses import PathId, PathKind
+from transport.proto.path_policy import PathState, PathView
 from transport.proto.relay_url import parse_relay_url
 from transport.udp_socket import any_host
 
 TIMEOUT = 5.0  # seconds for one answer, and for the first path
 MIN_INTERVAL, MAX_INTERVAL = 0.05, 86_400.0  # seconds
 MAX_COUNT = 1_000_000_000
+NO_PATH = "none"
 
 
 class PingResult(msgspec.Struct, frozen=True):
-    """One ping. `rtt_ms` is None when nothing came back, and `reason` then says why."""
+    """One ping. `rtt_ms` is None when nothing came back, and `reason` then says why: it was lost on this path, or there
+    was none (`path` "none") and nothing was sent."""
 
     peer: str
     path: str
@@ -79,15 +83,31 @@ async def ping_peer(
         if sent:
             await asyncio.sleep(interval)
         sent += 1
-        peer = str(target.peer)
+        before = _path_in_use(endpoint, target.peer)
         try:
             answer = await endpoint.ping(target.peer, target.addresses, timeout=TIMEOUT)
         except Unreachable as error:
-            yield PingResult(peer, "none", "", "", None, str(error).removeprefix(f"peer {peer} "))
+            used = before or _path_in_use(endpoint, target.peer)
+            if used is not None:
+                yield _result(target.peer, used.kind, used.path, None, f"no answer within {TIMEOUT:g} s")
+            else:
+                reason = str(error).removeprefix(f"peer {target.peer} ")
+                yield PingResult(str(target.peer), NO_PATH, "", "", None, reason)
             continue
-        path = answer.path.id
-        address = "" if path.relay else format_address(path.address)
-        yield PingResult(peer, str(answer.path.kind), address, path.relay, round(answer.rtt * 1e3, 3), answer.reason)
+        rtt_ms = round(answer.rtt * 1e3, 3)
+        yield _result(target.peer, answer.path.kind, answer.path.id, rtt_ms, answer.reason)
+
+
+def _path_in_use(endpoint: Endpoint, peer: PeerId) -> PathView | None:
+    """The path that a ping goes by: the peer's datagrams take it, and it answers."""
+    decision = endpoint.decision(peer)
+    live = [view for view in endpoint.paths(peer) if view.state is PathState.LIVE]
+    return next((view for view in live if decision is not None and view.path == decision.primary), None)
+
+
+def _result(peer: PeerId, kind: PathKind, path: PathId, rtt_ms: float | None, reason: str) -> PingResult:
+    address = "" if path.relay else format_address(path.address)
+    return PingResult(str(peer), str(kind), address, path.relay, rtt_ms, reason)
 
 
 async def run_pings(
@@ -139,27 +159,33 @@ class PingLines:
     """Results as lines for people; remembers the last path to tell of a switch."""
 
     def __init__(self) -> None:
-        self.sent = self.answered = 0
+        self.sent = self.answered = self.lost = 0
         self._rtts: list[float] = []
         self._last = ""
 
     def of(self, result: dict[str, Any]) -> list[str]:
         """The lines of one result."""
         self.sent += 1
+        path = f"{result['path']} {result['relay'] or result['address']}"
         if result["rtt_ms"] is None:
-            return [f"no answer: {result['reason']}"]
+            if result["path"] == NO_PATH:
+                return [f"no path: {result['reason']}"]
+            self.lost += 1
+            return [f"    lost     {path} ({result['reason']})"]
         self.answered += 1
         self._rtts.append(result["rtt_ms"])
-        path = f"{result['path']} {result['relay'] or result['address']}"
         lines = [f"→ {path} ({result['reason']})"] if path != self._last else []
         self._last = path
         return [*lines, f"{result['rtt_ms']:8.1f} ms  {path}"]
 
     def summary(self) -> str:
         """What all of them showed."""
-        if not self._rtts:
-            return f"{self.sent} sent, none answered"
-        low, middle, high = min(self._rtts), statistics.median(self._rtts), max(self._rtts)
-        return (
-            f"{self.sent} sent, {self.answered} answered: {low:.1f} / {middle:.1f} / {high:.1f} ms (least/median/most)"
-        )
+        text = f"{self.answered} of {self.sent} pings answered"
+        if self.lost:
+            text += f", {self.lost} lost"
+        if pathless := self.sent - self.answered - self.lost:
+            text += f", {pathless} without a path"
+        if self._rtts:
+            low, middle, high = min(self._rtts), statistics.median(self._rtts), max(self._rtts)
+            text += f": {low:.1f} / {middle:.1f} / {high:.1f} ms (least/median/most)"
+        return text

@@ -107,6 +107,7 @@ _LINES = {
     "lost": "lost {peer}: {reason}",
     "relay-connected": "relay {url} connected",
     "relay-lost": "relay {url} lost: {reason}",
+    "relay-left": "relay {url} left: {reason}",
     "relay-failed": "relay {url} not connected: {reason}; trying on",
     "stopping": "stopping",
     "task-failed": "task {task} failed: {error}",

@@ -6,6 +6,7 @@ Called by `node.py`. The shapes are in `status.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 
 import msgspec
 
@@ -14,10 +15,12 @@ from swarmnode.config import PeerAddress, format_address
 from swarmnode.dispatch.views import SiteStats, WorkerView
 from swarmnode.experts_spec import format_holdings
 from swarmnode.rates import Rates
-from swarmnode.status import PeerStatus, SiteStatus
+from swarmnode.status import PeerStatus, SiteStatus, TransportStatus
 from transport.connection import Connection, ConnectionStats
 from transport.identity import PeerId
 from transport.proto.path_policy import Decision
+from transport.quic_driver import DriverCounters
+from transport.reach import ReachCounters
 
 
 def traffic(connections: Iterable[Connection]) -> dict[str, tuple[int, int]]:
@@ -125,3 +128,14 @@ def site_rows(stats: Mapping[int, SiteStats], sites: Sequence[Site]) -> list[Sit
         )
         for index, one in sorted(stats.items())
     ]
+
+
+def transport_row(quic: DriverCounters, counters: ReachCounters) -> TransportStatus:
+    """The transport's counters, by name."""
+    return TransportStatus(
+        quic=asdict(quic),
+        disco=asdict(counters.disco),
+        socket=asdict(counters.socket),
+        stun=asdict(counters.stun),
+        relays={url: asdict(of_link) for url, of_link in counters.relays.items()},
+    )

@@ -50,10 +50,32 @@ class GenerationStatus(msgspec.Struct, frozen=True):
     tokens_per_s: float
 
 
+class TransportStatus(msgspec.Struct, frozen=True):
+    """What the transport has counted since the node started, by the counters' names.
+
+    `quic`: datagrams of `unknown` connections, `unauthentic` batches (right connection, wrong keys), connections that
+    `flooded` before they had authenticated.
+    `disco`, sealed messages between peers: `pings_…`, `pongs_…`, `calls_…` that went out and came in, `pongs_unknown`
+    (to no open ping: late, or not honest); refused: `forged`, `malformed`, `replayed`, `not_admitted`, `rationed`
+    (from strangers, more per second than are looked at); `withheld`: own pings to unproven addresses above the ration.
+    `socket`: `unknown` (datagrams of no protocol spoken here), `relay_down` (batches for a relay that was not there),
+    `socket_closed` (batches for a socket of a punch that is over).
+    `stun`, what reflectors are asked: requests `sent`, `answers`, `ignored` answers, requests `withheld`.
+    `relays`, by URL, of the links that exist now, those that peers named among them: frames and bytes `sent_…` and
+    `received_…`, `dropped_frames` (the socket was full), `bad_frames`.
+    """
+
+    quic: dict[str, int] = {}
+    disco: dict[str, int] = {}
+    socket: dict[str, int] = {}
+    stun: dict[str, int] = {}
+    relays: dict[str, dict[str, int]] = {}
+
+
 class NodeStatus(msgspec.Struct, frozen=True):
     """One node. `memory` is the process's resident bytes; `holdings` maps layer → expert ranges.
 
-    `relays` are connected, home first; `relay_problems` says of the others (by URL) why not.
+    `relays` are those of the user that are connected, home first; `relay_problems` says of his others (by URL) why not.
     `served_…` is what it has computed for others; of the engine's busy time `served_kernel_ms` is ggml's own.
     """
 
@@ -76,3 +98,4 @@ class NodeStatus(msgspec.Struct, frozen=True):
     served_busy_ms: float = 0.0
     served_kernel_ms: float = 0.0
     relay_problems: dict[str, str] = {}
+    transport: TransportStatus = TransportStatus()

@@ -20,6 +20,18 @@ _PIPE_WIDTH = 200  # columns where output is no terminal: nothing is cut there
 
 Row = Mapping[str, Any]  # decoded JSON, as it came over the control channel
 
+# What to call what the transport refused: group and name of the counter, see status.TransportStatus.
+_REFUSED = {
+    ("disco", "forged"): "forged",
+    ("disco", "malformed"): "malformed",
+    ("disco", "replayed"): "replayed",
+    ("disco", "not_admitted"): "of peers not admitted",
+    ("disco", "rationed"): "of strangers above the ration",
+    ("socket", "unknown"): "unknown datagrams",
+    ("quic", "unauthentic"): "with wrong keys",
+    ("quic", "flooded"): "that flooded",
+}
+
 
 def human_bytes(n: float) -> str:
     """1.3 GB, decimal units."""
@@ -85,9 +97,16 @@ def node_table(status: Row) -> Table:
         "peers": f"{len(status['peers'])}",
         "served": f"{status['served_calls']} calls, {status['served_rows']} rows",
     }
+    if refused := _refused(status["transport"]):
+        rows["refused"] = refused
     for name, value in rows.items():
         table.add_row(name, Text(value))
     return table
+
+
+def _refused(transport: Row) -> str:
+    counts = {what: transport[group].get(name, 0) for (group, name), what in _REFUSED.items()}
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
 def print_rows(result: Mapping[str, Any], *, as_json: bool) -> None:

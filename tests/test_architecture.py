@@ -53,3 +53,14 @@ def test_the_lock_file_has_everything_that_pyproject_asks_for() -> None:
     locked = dict(re.findall(r"^([a-z0-9._-]+)==([^ ;]+)", (root / "requirements.lock").read_text(), re.MULTILINE))
     for requirement in map(Requirement, asked):
         assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement.name
+
+
+def test_the_tests_that_the_documentation_names_exist() -> None:
+    root = Path(__file__).parents[1]
+    text = (root / "docs" / "reach.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)?::(test_\w+)`", text)
+    assert len(named) >= 12
+    file = ""
+    for given, name in named:
+        file = given or file
+        assert re.search(rf"^(async )?def {name}\(", (root / file).read_text(), re.MULTILINE), f"{file}::{name}"

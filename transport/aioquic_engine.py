@@ -48,6 +48,7 @@ class _Connection(QuicConnection):  # type: ignore[misc]  # aioquic is not type-
 
     exporter_master: bytes | None = None
     lost = 0
+    opened = 0
 
     def __init__(self, initial_window: int, **arguments: Any) -> None:  # the rest is handed to the library as it is
         super().__init__(**arguments)
@@ -90,6 +91,10 @@ class _Connection(QuicConnection):  # type: ignore[misc]  # aioquic is not type-
 
         context._setup_traffic_protection = setup
 
+    def _payload_received(self, *arguments: Any, **rest: Any) -> Any:
+        self.opened += 1  # called with what a packet held, once it was decrypted
+        return super()._payload_received(*arguments, **rest)
+
 
 def _never(*, packets: list[Any]) -> bool:
     return False
@@ -108,6 +113,10 @@ class AioquicEngine:
         self._pings = 0
         self._hold_until = 0.0
         self._sent = self._written = self._acked = self._ran_dry = 0
+
+    @property
+    def opened(self) -> int:
+        return self._quic.opened
 
     def connect(self, now: float) -> None:
         self._quic.connect(LOGICAL_ADDRESS, now=now)

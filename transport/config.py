@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transport.emulation import LinkEmulation
-from transport.errors import ConfigError
+from transport.errors import Address, ConfigError, format_addresses
+from transport.proto.candidates import why_not_told
 
 MIB = 1 << 20
 
@@ -37,6 +38,8 @@ MAX_STREAMS = 64
 # What a receiver tolerates: a peer may open the next stream before we have seen the end of the last one.
 STREAM_TOLERANCE = 2
 
+MAX_ADVERTISED = 8  # half of what one call carries
+
 
 @dataclass(frozen=True, slots=True)
 class TransportConfig:
@@ -55,6 +58,7 @@ class TransportConfig:
     relays: URLs of the relays that this node connects to. relay_ca: a PEM file with further certificate authorities
     for them.
     port_mapping: ask the router for a port when this node is behind one.
+    advertise: IP addresses and ports at which the user says that peers reach this node, such as a forwarded port.
     """
 
     engine: str = "qh3"
@@ -77,6 +81,7 @@ class TransportConfig:
     relays: tuple[str, ...] = ()
     relay_ca: Path | None = None
     port_mapping: bool = True
+    advertise: tuple[Address, ...] = ()
 
     def __post_init__(self) -> None:
         if self.engine not in ("qh3", "aioquic"):
@@ -102,3 +107,8 @@ class TransportConfig:
             raise ConfigError(f"max_streams must be between 1 and 99, not {self.max_streams}")
         if self.max_connections < 1 or self.max_pending < 1:
             raise ConfigError("max_connections and max_pending must be at least 1")
+        if len(self.advertise) > MAX_ADVERTISED:
+            raise ConfigError(f"advertise: at most {MAX_ADVERTISED} addresses, not {len(self.advertise)}")
+        for address in self.advertise:
+            if problem := why_not_told(address):
+                raise ConfigError(f"advertise {format_addresses([address])}: {problem}")

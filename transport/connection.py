@@ -131,6 +131,11 @@ class Connection:
             raise LocalFault("the peer of this connection is not authenticated yet")
         return self._peer
 
+    @property
+    def is_identified(self) -> bool:
+        """Whether it is known who is, or should be, at the other end."""
+        return self._peer is not None
+
     async def open_stream(self) -> Stream:
         """A new stream; waits while config.max_streams of ours are open. Raises ConnectionClosed."""
         return await self._streams.open()

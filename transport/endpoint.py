@@ -16,12 +16,12 @@ import contextlib
 import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from transport.config import TransportConfig
 from transport.connection import Connection, State
-from transport.dialing import Dial, Key, resolve
+from transport.dialing import Dial, Key, Resolved, resolve
 from transport.errors import (
     Address,
     ConfigError,
@@ -43,7 +43,7 @@ from transport.proto.addresses import PathId
 from transport.proto.control_frames import BOOT_ID_BYTES, MAX_LANE_BYTES, VERSION, Authenticate, CloseCode
 from transport.proto.dedup import PARK_GRACE, Existing, Verdict, decide
 from transport.proto.path_policy import Decision, PathView
-from transport.quic_driver import Link, QuicDriver
+from transport.quic_driver import DriverCounters, Link, QuicDriver
 from transport.quic_engine import create_factory
 from transport.reach import Reach, RelayView
 from transport.route import Path, Route
@@ -52,6 +52,7 @@ from transport.waiters import Waiters, wait, wake
 MAX_ACCEPT_QUEUE = 256  # authenticated connections that nobody has accepted yet
 MAX_REMEMBERED = 4096  # (peer, lane) pairs whose last connection is remembered, see proto/dedup.py
 TICKS_PER_KEEP_ALIVE = 4
+SAMPLED_AT_ONCE = 32  # peers; each takes about 0.1 ms
 
 Admit = Callable[[PeerId], bool]
 
@@ -90,6 +91,7 @@ class Endpoint:
         self._sampler = PathSampler()
         self.on_news: OnNews = nobody_listens  # what people may want to see; set it after `bind`
         self._all: set[Connection] = set()
+        self._by_peer: dict[PeerId, set[Connection]] = {}  # those on the peer's own route
         self._live: dict[Key, Connection] = {}
         self._previous: OrderedDict[Key, int] = OrderedDict()
         self._dials: dict[Key, Dial] = {}
@@ -149,6 +151,11 @@ class Endpoint:
         return self._reach.relay_views()
 
     @property
+    def quic_counters(self) -> DriverCounters:
+        """What came for QUIC and led to nothing."""
+        return replace(self._driver.counters)
+
+    @property
     def reach(self) -> Reach:
         """What finds and keeps paths, for those who show it."""
         return self._reach
@@ -160,12 +167,14 @@ class Endpoint:
         """
         if self._closed:
             raise EndpointClosed
-        resolved = await resolve(addresses, self.address)
-        if self._reach.relays is None and not resolved.usable and self._paths.route(peer) is None:
-            raise Unreachable(peer, (), timeout, skipped=resolved.skipped)
-        self._paths.want(peer, resolved.usable)
+        resolved = Resolved([], {})
         try:
-            path, rtt = await self._paths.ping(peer, timeout)
+            async with asyncio.timeout(timeout):
+                resolved = await resolve(addresses, self.address)
+                if self._reach.relays is None and not resolved.usable and self._paths.route(peer) is None:
+                    raise Unreachable(peer, (), timeout, skipped=resolved.skipped)
+                self._paths.want(peer, resolved.usable)
+                path, rtt = await self._paths.ping(peer, timeout)
         except TimeoutError:
             raise Unreachable(peer, resolved.usable, timeout, self._no_path_to(peer), resolved.skipped) from None
         decision = self._paths.decision(peer)
@@ -268,6 +277,8 @@ class Endpoint:
         link = Link(self._factory.client(self._socket.quic_size(route.path)), route, validated=True)
         connection = Connection(self._driver, link, self, self._config, expected=peer, lane=lane)
         self._all.add(connection)
+        if target is None:
+            self._by_peer.setdefault(peer, set()).add(connection)
         self._driver.add_cid(link, link.engine.host_cid)
         try:
             link.engine.connect(self._loop.time())
@@ -440,12 +451,16 @@ class Endpoint:
         deadline = self._deadlines.pop(connection, None)
         if deadline is not None:
             deadline.cancel()
-        for key, live in list(self._live.items()):
-            if live is connection:
+        if connection.is_identified:
+            key = (connection.peer, connection.lane)
+            if self._live.get(key) is connection:
                 del self._live[key]
-        for key, (parked, _) in list(self._parked.items()):
-            if parked is connection:
+            if key in self._parked and self._parked[key][0] is connection:
                 del self._parked[key]
+            siblings = self._by_peer.get(connection.peer, set())
+            siblings.discard(connection)
+            if not siblings:
+                self._by_peer.pop(connection.peer, None)
         for dial in list(self._dials.values()):
             if dial.owns(connection):
                 dial.attempt_ended(connection, error)
@@ -460,11 +475,8 @@ class Endpoint:
 
     def _retire_older_boot(self, connection: Connection) -> bool:
         """End what is left of an earlier life of this peer; True when there was something."""
-        stale = [
-            live
-            for (peer, _), live in self._live.items()
-            if peer == connection.peer and live.boot_id != connection.boot_id
-        ]
+        siblings = [one for one in self._by_peer.get(connection.peer, ()) if one is not connection]
+        stale = [one for one in siblings if one.state is State.OPEN and one.boot_id != connection.boot_id]
         for live in stale:
             reason = "your key has connected anew: this node has restarted, or another one uses its key"
             live.end(CloseCode.REPLACED, reason, ConnectionReplaced("the peer has restarted"))
@@ -473,6 +485,7 @@ class Endpoint:
     def _adopt_route(self, connection: Connection, *, restarted: bool) -> None:
         link = connection.link
         link.route = self._paths.adopt(connection.peer, link.route, restarted=restarted)
+        self._by_peer.setdefault(connection.peer, set()).add(connection)
 
     # -- paths
 
@@ -485,13 +498,16 @@ class Endpoint:
     def _switched(self, peer: PeerId, switch: Switch) -> None:
         """The peer's datagrams take another path."""
         now = self._loop.time()
-        for connection in [one for one in self._all if one.link.route.kept and one.link.route.peer == peer]:
+        for connection in list(self._by_peer.get(peer, ())):
             engine = connection.link.engine
-            if switch.lossy:  # what was lost need not wait for its time-out
-                engine.wake(now)
-            elif switch.rtt is not None:  # what is under way may arrive first: nothing is taken for lost
-                engine.switch(now, switch.rtt)
-            self._driver.mark(connection.link)
+            try:
+                if switch.lossy:  # what was lost need not wait for its time-out
+                    engine.wake(now)
+                elif switch.rtt is not None:  # what is under way may arrive first: nothing is taken for lost
+                    engine.switch(now, switch.rtt)
+                self._driver.mark(connection.link)
+            except Exception as error:  # one engine's fault must not cost the others their path
+                connection.failed(error)
 
     def _tell(self, news: News) -> None:
         if self._closed:
@@ -521,5 +537,14 @@ class Endpoint:
             except Exception as error:  # one that cannot be kept alive must not cost the others theirs
                 connection.failed(error)
         self._paths.tick({peer for peer, _ in (*self._live, *self._dials)})
-        for sample in self._sampler.sample(self._live.values(), now):
-            self._paths.sample(sample.peer, sample.sent, sample.lost, sample.goodput)
+        self._sample(list(self._by_peer))
+
+    def _sample(self, peers: list[PeerId]) -> None:
+        """Tell the keeper what QUIC says of these peers' paths, some at a time: others want the loop too."""
+        now = self._loop.time()
+        for peer in peers[:SAMPLED_AT_ONCE]:
+            sample = self._sampler.sample(self._by_peer.get(peer, ()), now)
+            if sample is not None:
+                self._paths.sample(peer, sample.sent, sample.lost, sample.goodput)
+        if len(peers) > SAMPLED_AT_ONCE and not self._closed:
+            self._loop.call_soon(self._sample, peers[SAMPLED_AT_ONCE:])

@@ -13,14 +13,20 @@ from typing import TypeAlias
 from transport.identity import PeerId
 from transport.route import Path
 
+NOT_NEEDED = "not needed any more"  # the reason of a relay that was not lost but left
+
 
 @dataclass(frozen=True, slots=True)
 class RelayNews:
-    """A relay connected (`up`), was lost, or could not be reached; the last is told after every try."""
+    """A relay connected (`up`), was lost or left, or could not be reached; the last is told after every try.
+
+    own: the user named it, not a peer, who may name whatever it likes.
+    """
 
     url: str
     up: bool
     reason: str
+    own: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from transport.errors import Address
+from transport.errors import Address, EndpointClosed
 from transport.identity import Identity, PeerId
 from transport.news import OnNews, PathNews, nobody_listens
 from transport.peer_socket import RELAY_DATAGRAM_SIZE, PeerSocket
@@ -42,10 +42,18 @@ logger = logging.getLogger(__name__)
 
 MAX_PEERS = 4096
 IDLE_SECONDS = 120.0  # a peer without connections is kept this long: its next dial finds the paths as they were
-STRANGER_RATE, STRANGER_BURST = 200.0, 400.0  # key exchanges per second for keys never seen; each costs about 0.1 ms
+# Datagrams per second from peers of whom nothing is kept: each costs a key exchange (0.3 ms), and a machine if the peer
+# is admitted (0.7 ms).
+STRANGER_RATE, STRANGER_BURST = 100.0, 300.0
+# Pings per second, of all peers together, to addresses that carry nothing: peers name them, so they may be anybody's.
+# One punch with many sockets takes 100 per second, after a burst of 256.
+PROBE_RATE, PROBE_BURST = 250.0, 600.0
 MAX_BIRTHDAYS = 1  # punches with hundreds of sockets at one time
+WANT_INTERVAL = 30.0  # seconds; paths of a peer with idle connections are kept alive all the same
 HEARD_INTERVAL = 0.02  # seconds between two notes of a receipt on the same path; detection needs no finer ones
 ELICITING_BYTES = 80  # a datagram below this is an acknowledgement, to which nobody answers
+RELAY_WANTED_INTERVAL = 5.0  # seconds between two relays that a peer makes us connect to
+PING_AGAIN = 0.5  # seconds
 TIMER_SLACK = 0.001  # a timer that would fire this much later is not worth arming anew
 
 
@@ -64,6 +72,24 @@ class DiscoCounters:
     replayed: int = 0
     not_admitted: int = 0
     rationed: int = 0  # strangers above the ration
+    withheld: int = 0  # our own pings to unproven addresses above theirs
+
+
+class _Ration:
+    """A token bucket."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate, self._burst = rate, burst
+        self._left, self._at = burst, float("-inf")
+
+    def take(self, now: float) -> bool:
+        """Whether one more is allowed."""
+        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +112,8 @@ class _Peer:
     route: Route
     used_at: float
     decision: Decision
+    wanted_at: float = float("-inf")
+    relay_wanted_at: float = float("-inf")
     timer: asyncio.TimerHandle | None = None
     due: float = field(default=float("inf"))
     birthday: bool = False
@@ -114,23 +142,30 @@ class PathKeeper:
         self._peers: dict[PeerId, _Peer] = {}
         self._guard = ReplayGuard()
         self._boot, self._calls = os.urandom(BOOT_BYTES), 0
-        self._ration, self._ration_at = STRANGER_BURST, self._loop.time()
+        self._strangers = _Ration(STRANGER_RATE, STRANGER_BURST)
+        self._probes = _Ration(PROBE_RATE, PROBE_BURST)
         self._candidates: tuple[Candidate, ...] = ()
         self._nat, self._port_delta = NatKind.UNKNOWN, 0
         self._relays: tuple[str, ...] = ()
-        self._relays_up: dict[str, None] = {}
-        self._own_pings: dict[bytes, asyncio.Future[PathId]] = {}
+        self._relays_up: dict[str, bool] = {}  # our own?
+        self._closed = False
+        self._own_pings: dict[bytes, tuple[float, asyncio.Future[tuple[PathId, float]]]] = {}
         self.counters = DiscoCounters()
         self.on_observed: Callable[[PeerId, Address], None] = _nobody_asks
         self.on_relay_wanted: Callable[[str], object] = _no_relay
         self.on_news: OnNews = nobody_listens
 
     def close(self) -> None:
-        """Stop all timers."""
+        """Stop all timers; who waits for a path is told."""
+        self._closed = True
         for kept in self._peers.values():
             if kept.timer is not None:
                 kept.timer.cancel()
+            wake(kept.waiting)
         self._peers.clear()
+        for _, answered in self._own_pings.values():
+            if not answered.done():
+                answered.set_exception(EndpointClosed())
 
     # -- for the endpoint
 
@@ -157,10 +192,10 @@ class PathKeeper:
         """
         kept = self._keep(peer)
         now = self._loop.time()
+        path = route.path
         if restarted:
             self._forget_paths(kept)
-        if route is not kept.route:
-            path = route.path
+        if restarted or route is not kept.route:
             kept.paths.confirmed(path.id, path.kind, now, self._socket.largest(path))
             kept.route.heard_from, kept.route.heard_at = path.id, now
         kept.used_at = now
@@ -204,8 +239,14 @@ class PathKeeper:
         """About once a second: these peers have connections or dials; forget those that nobody has used for long."""
         now = self._loop.time()
         for peer in used:
-            if peer in self._peers:
-                self._peers[peer].used_at = now
+            kept = self._peers.get(peer)
+            if kept is not None:
+                kept.used_at = now
+                kept.route.forget(now)
+                if now - kept.wanted_at > WANT_INTERVAL:  # QUIC's keep-alives are too small to count as sent
+                    kept.wanted_at = now
+                    kept.paths.want(now)
+                    self._look(kept)
         for kept in [one for one in self._peers.values() if now - one.used_at > IDLE_SECONDS]:
             self._drop(kept)
 
@@ -220,27 +261,34 @@ class PathKeeper:
         return kept.decision if kept is not None else None
 
     async def ping(self, peer: PeerId, timeout: float) -> tuple[Path, float]:
-        """The path that the peer's datagrams take now, and its round-trip time in seconds, measured by one ping.
+        """The path by which the peer answers now, and its round-trip time in seconds.
 
-        Raises TimeoutError when there is no path, or no answer.
+        A ping that is lost is followed by another one after PING_AGAIN. Raises TimeoutError when there is no path, or
+        no answer, EndpointClosed.
         """
         kept = self._keep(peer)
-        async with asyncio.timeout(timeout):
-            kept.paths.want(self._loop.time())
-            self._run(kept)
-            while not self._answers(kept):
-                await wait(kept.waiting)
-            tx = os.urandom(TRANSACTION_BYTES)
-            answered: asyncio.Future[PathId] = self._loop.create_future()
-            self._own_pings[tx] = answered
-            try:
-                path, began = kept.route.path, self._loop.time()
-                self.counters.pings_out += 1
-                self._seal_and_send(kept, path.id, encode(Ping(tx)))
-                await answered
-                return path, self._loop.time() - began
-            finally:
-                del self._own_pings[tx]
+        answered: asyncio.Future[tuple[PathId, float]] = self._loop.create_future()
+        sent: list[bytes] = []
+        try:
+            async with asyncio.timeout(timeout):
+                kept.paths.want(self._loop.time())
+                self._run(kept)
+                while not self._answers(kept):
+                    await wait(kept.waiting)
+                    if self._closed:
+                        raise EndpointClosed
+                while not answered.done():
+                    tx = os.urandom(TRANSACTION_BYTES)
+                    sent.append(tx)
+                    self._own_pings[tx] = (self._loop.time(), answered)
+                    self.counters.pings_out += 1
+                    self._seal_and_send(kept, kept.route.path.id, encode(Ping(tx)))
+                    await asyncio.wait([answered], timeout=PING_AGAIN)
+                path, rtt = answered.result()
+                return self._path(kept, path), rtt
+        finally:
+            for tx in sent:
+                self._own_pings.pop(tx, None)
 
     # -- news from below and beside
 
@@ -265,18 +313,20 @@ class PathKeeper:
             kept.paths.network_changed(self._loop.time())
             self._run(kept)
 
-    def relay_changed(self, url: str, up: bool) -> None:
-        """A relay connected, or was lost."""
+    def relay_changed(self, url: str, up: bool, *, own: bool) -> None:
+        """A relay connected, or was lost. One that is not our `own` is a path to the peers that named it alone."""
         now = self._loop.time()
         if up:
-            self._relays_up[url] = None
+            self._relays_up[url] = own
         else:
             self._relays_up.pop(url, None)
         for kept in list(self._peers.values()):
-            if up:
+            if not up:
+                kept.paths.relay_down(url, now)
+            elif own or url in kept.paths.relays_of_peer:
                 kept.paths.relay_up(url, now)
             else:
-                kept.paths.relay_down(url, now)
+                continue
             self._run(kept)
 
     def relay_gone(self, url: str, peer: PeerId) -> None:
@@ -292,7 +342,7 @@ class PathKeeper:
         if claimed is None or claimed == self._me.raw or (named is not None and named.raw != claimed):
             self.counters.forged += 1
             return
-        if not self._box.known(claimed) and not self._stranger_allowed():
+        if PeerId(claimed) not in self._peers and not self._strangers.take(self._loop.time()):
             self.counters.rationed += 1
             return
         try:
@@ -320,15 +370,15 @@ class PathKeeper:
         elif isinstance(message, Pong):
             self.counters.pongs_in += 1
             asked = self._own_pings.get(message.tx)
-            if asked is not None and not asked.done():
-                asked.set_result(source)
-                kept.paths.heard(source, now)
+            if asked is not None:
+                if not asked[1].done():
+                    asked[1].set_result((source, now - asked[0]))
             else:
                 unknown = kept.paths.counters.unknown_pongs
                 kept.paths.on_pong(source, message.tx, message.observed, now)
                 if kept.paths.counters.unknown_pongs > unknown:
                     self.counters.pongs_unknown += 1
-                elif message.observed is not None and not source.socket:
+                elif message.observed is not None and not source.socket and not source.relay:
                     self.on_observed(peer, message.observed)
         else:
             self._on_call(kept, message, source, now)
@@ -339,21 +389,17 @@ class PathKeeper:
             self.counters.replayed += 1
             return
         self.counters.calls_in += 1
-        for url in call.relays:
-            self.on_relay_wanted(url)
         host, port = self._socket.address
         interfaces = self._socket.interfaces
         reachable = tuple(c for c in call.candidates if usable(c, interfaces, listen_host=host, port=port))
         kept.paths.on_call(replace(call, candidates=reachable), source.relay, now)
-
-    def _stranger_allowed(self) -> bool:
-        now = self._loop.time()
-        self._ration = min(STRANGER_BURST, self._ration + (now - self._ration_at) * STRANGER_RATE)
-        self._ration_at = now
-        if self._ration < 1:
-            return False
-        self._ration -= 1
-        return True
+        for url in kept.paths.relays_of_peer:
+            if url in self._relays_up:
+                if not self._relays_up[url]:
+                    kept.paths.relay_up(url, now)
+            elif now - kept.relay_wanted_at > RELAY_WANTED_INTERVAL:
+                kept.relay_wanted_at = now
+                self.on_relay_wanted(url)
 
     # -- peers
 
@@ -381,12 +427,15 @@ class PathKeeper:
         """Everything about this node, to a machine that knows nothing yet."""
         now = self._loop.time()
         kept.paths.local(self._candidates, self._nat, self._port_delta, self._relays, now)
-        for url in self._relays_up:
-            kept.paths.relay_up(url, now)
+        for url, own in self._relays_up.items():
+            if own:
+                kept.paths.relay_up(url, now)
 
     def _forget_paths(self, kept: _Peer) -> None:
         self._socket.close_auxiliary(kept.peer)
-        kept.paths = self._machine(kept.peer)
+        kept.birthday = False
+        earlier, kept.paths = kept.paths, self._machine(kept.peer)
+        kept.paths.recall(earlier)
         kept.decision = kept.paths.decision
         self._tell(kept)
 
@@ -426,6 +475,10 @@ class PathKeeper:
 
     def _do(self, kept: _Peer, action: Action) -> None:
         if isinstance(action, SendPing):
+            in_use = action.path in (kept.decision.primary, kept.decision.duplicate) or action.path.relay
+            if not in_use and not self._probes.take(self._loop.time()):
+                self.counters.withheld += 1
+                return
             self.counters.pings_out += 1
             self._seal_and_send(kept, action.path, encode(Ping(action.tx), action.size))
         elif isinstance(action, SendCall):
@@ -444,19 +497,21 @@ class PathKeeper:
             kept.birthday = False
             self._socket.close_auxiliary(kept.peer, action.keep)
         elif isinstance(action, Replay):
-            self._socket.replay(kept.route, self._path(kept, action.path))
+            self._socket.replay(kept.route, self._path(kept, action.path), action.since)
 
     def _apply(self, kept: _Peer) -> None:
         decision, before, route = kept.paths.decision, kept.decision, kept.route
         primary, duplicate = decision.primary, decision.duplicate
-        if primary is not None and (route.path.id != primary or route.path.datagram_size != kept.paths.size(primary)):
+        if primary is not None and not _is_up_to_date(route.path, primary, kept.paths):
             route.path = self._path(kept, primary)
+        if duplicate is None:
+            route.also = None
+        elif route.also is None or not _is_up_to_date(route.also, duplicate, kept.paths):
+            route.also = self._path(kept, duplicate)
         if decision is before:
             return
         kept.decision = decision
         wake(kept.waiting)
-        if duplicate != before.duplicate:
-            route.also = None if duplicate is None else self._path(kept, duplicate)
         if primary is None:
             if before.primary is not None:
                 logger.info("paths.none %s %s", kept.peer.short, decision.reason)
@@ -465,8 +520,8 @@ class PathKeeper:
             if before.primary is None:
                 self._on_path(kept.peer)
             self._on_switch(kept.peer, _switch(kept.paths.views(self._loop.time()), before.primary, primary))
-        elif before.duplicate is not None and duplicate is None:
-            self._on_switch(kept.peer, Switch(lossy=True, rtt=None))  # the path answers again
+        elif (before.duplicate is None) != (duplicate is None):  # another path helps, or this one answers again
+            self._on_switch(kept.peer, Switch(lossy=True, rtt=None))
         if primary != before.primary:
             path = route.path if primary is not None else None
             self.on_news(PathNews(kept.peer, path, self._rtt(kept, primary), decision.reason))
@@ -481,13 +536,16 @@ class PathKeeper:
         return next((view.rtt for view in views if view.path == path and view.state is PathState.LIVE), None)
 
     def _path(self, kept: _Peer, path: PathId) -> Path:
-        kind = next((view.kind for view in kept.paths.views(self._loop.time()) if view.path == path), PathKind.PUBLIC)
-        return Path(kind, path, kept.paths.size(path))
+        return Path(kept.paths.kind(path), path, kept.paths.size(path))
 
     def _seal_and_send(self, kept: _Peer, path: PathId, plaintext: bytes) -> None:
         with contextlib.suppress(DiscoError):  # as above
             sealed = self._box.seal(kept.peer.raw, plaintext, os.urandom(NONCE_BYTES))
             self._socket.send_disco(path, kept.peer, sealed)
+
+
+def _is_up_to_date(path: Path, wanted: PathId, paths: PeerPaths) -> bool:
+    return path.id == wanted and path.datagram_size == paths.size(wanted) and path.kind is paths.kind(wanted)
 
 
 def _switch(views: Sequence[PathView], old: PathId | None, new: PathId) -> Switch:

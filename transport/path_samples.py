@@ -5,12 +5,11 @@ Takes the difference between two looks at every connection of a peer. No I/O. Ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from transport.connection import Connection
-from transport.identity import PeerId
 from transport.quic_engine import EngineCounters
 
 
@@ -18,7 +17,6 @@ from transport.quic_engine import EngineCounters
 class PathSample:
     """One peer, one interval: packets sent and lost, bytes per second delivered (None unless always busy)."""
 
-    peer: PeerId
     sent: int
     lost: int
     goodput: float | None
@@ -27,6 +25,7 @@ class PathSample:
 @dataclass(frozen=True, slots=True)
 class _Look:
     at: float
+    datagrams: int
     counters: EngineCounters
 
 
@@ -36,21 +35,22 @@ class PathSampler:
     def __init__(self) -> None:
         self._looks: WeakKeyDictionary[Connection, _Look] = WeakKeyDictionary()
 
-    def sample(self, connections: Iterable[Connection], now: float) -> Iterator[PathSample]:
-        """One sample per peer that was sent something since the last call."""
-        totals: dict[PeerId, list[float]] = {}
-        saturated: set[PeerId] = set()
+    def sample(self, connections: Iterable[Connection], now: float) -> PathSample | None:
+        """All connections of one peer together; None when nothing was sent to it since the last call."""
+        sent = lost = 0
+        rate = 0.0
+        busy = False
         for connection in connections:
-            counters = connection.link.engine.counters()
             before = self._looks.get(connection)
-            self._looks[connection] = _Look(now, counters)
+            datagrams = connection.link.datagrams_out
+            if before is not None and datagrams == before.datagrams:
+                continue
+            counters = connection.link.engine.counters()
+            self._looks[connection] = _Look(now, datagrams, counters)
             if before is None or counters.sent == before.counters.sent:
                 continue
-            total = totals.setdefault(connection.peer, [0, 0, 0.0])
-            total[0] += counters.sent - before.counters.sent
-            total[1] += max(0, counters.lost - before.counters.lost)
-            total[2] += (counters.acked - before.counters.acked) / max(1e-3, now - before.at)
-            if counters.ran_dry == before.counters.ran_dry:
-                saturated.add(connection.peer)
-        for peer, (sent, lost, rate) in totals.items():
-            yield PathSample(peer, int(sent), int(lost), rate if peer in saturated else None)
+            sent += counters.sent - before.counters.sent
+            lost += max(0, counters.lost - before.counters.lost)
+            rate += (counters.acked - before.counters.acked) / max(1e-3, now - before.at)
+            busy = busy or counters.ran_dry == before.counters.ran_dry
+        return PathSample(sent, lost, rate if busy else None) if sent else None

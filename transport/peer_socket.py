@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Protocol
@@ -31,6 +31,7 @@ HEADER_BYTES = 48  # the larger of IPv4's and IPv6's, with UDP's
 RELAY_DATAGRAM_SIZE = 65_000  # a relay's frames carry whatever UDP can
 MAX_ORIGINS = 8192  # remembered (address → PathId); only a cache
 SEGMENT = bytes([segments.MAGIC])
+REPLAY_BATCH = 12  # datagrams; a relay passes a frame on when it has all of it, which takes a slow link a while
 AUXILIARY_BUFFER = 64 * 1024  # bytes; such a socket carries probes, and at most one of them data later on
 
 
@@ -62,6 +63,7 @@ class SocketCounters:
 
     unknown: int = 0  # datagrams of no protocol spoken here
     relay_down: int = 0  # batches for a relay that was not connected
+    socket_closed: int = 0  # batches for a socket of a punch that is over
 
 
 @dataclass(slots=True)
@@ -95,7 +97,7 @@ class PeerSocket:
         self.relays: RelaySender | None = None
         self.counters = SocketCounters()
         self._sizes: dict[Address, int] = {}
-        self._origins: dict[Address, PathId] = {}
+        self._origins: dict[Hashable, PathId] = {}
         self.interfaces: tuple[InterfaceAddress, ...] = ()
         self._auxiliary: dict[tuple[PeerId, int], UdpSocket] = {}
         self._pieces = segments.Reassembler()
@@ -182,21 +184,20 @@ class PeerSocket:
 
     def open_auxiliary(self, peer: PeerId, count: int) -> int:
         """Open more sockets towards one peer, numbered from 1; how many there are then (the system may allow fewer)."""
-        family = "::" if ":" in self.address[0] else "0.0.0.0"
         config = replace(self._config, socket_buffer=AUXILIARY_BUFFER, gro=False)
         for number in range(1, count + 1):
             if (peer, number) in self._auxiliary:
                 continue
 
             def quic(data: bytes, segment: int, source: Address, number: int = number) -> None:
-                self._arrived(data, segment, PathId(source, socket=number), None, quic=True)
+                self._arrived(data, segment, self._origin(source, number), None, quic=True)
 
             def other(data: bytes, source: Address, number: int = number) -> None:
-                self._other(data, PathId(source, socket=number))
+                self._other(data, self._origin(source, number))
 
             try:
                 self._auxiliary[peer, number] = UdpSocket(
-                    (family, 0),
+                    (self.address[0], 0),
                     config,
                     on_quic=quic,
                     on_other=other,
@@ -221,13 +222,13 @@ class PeerSocket:
             self._carry(route.also, route.peer, datagrams)
         # Loopback loses nothing; memory that is held instead of used again costs a tenth of its speed.
         if route.kept and route.path.kind is not PathKind.LOOPBACK:
-            route.recent.append((self._loop.time(), datagrams))
+            route.note(datagrams, self._loop.time())
 
-    def replay(self, route: Route, path: Path) -> None:
-        """Send what was sent last once more, on `path`: the path before has probably lost it."""
-        datagrams = route.to_replay(self._loop.time())
-        if datagrams:
-            self._carry(path, route.peer, datagrams)
+    def replay(self, route: Route, path: Path, since: float) -> None:
+        """Send what was sent since then once more, on `path`: the path before has probably lost it."""
+        datagrams = route.to_replay(since, self._loop.time())
+        for start in range(0, len(datagrams), REPLAY_BATCH):
+            self._carry(path, route.peer, datagrams[start : start + REPLAY_BATCH])
 
     def send_disco(self, path: PathId, peer: PeerId, datagram: bytes) -> None:
         """Send one sealed datagram, ahead of data where a relay knows classes."""
@@ -261,6 +262,8 @@ class PeerSocket:
             self.udp.send(datagrams, path.address)
         elif peer is not None and (auxiliary := self._auxiliary.get((peer, path.socket))) is not None:
             auxiliary.send(datagrams, path.address)
+        else:
+            self.counters.socket_closed += 1
 
     def _next_ident(self) -> int:
         self._ident = (self._ident + 1) & 0xFFFFFFFF
@@ -335,19 +338,19 @@ class PeerSocket:
                 self._handlers.on_disco(one.data, one.source, one.sender)
         self._handlers.on_drained()
 
-    def _origin(self, address: Address) -> PathId:
-        origin = self._origins.get(address)
+    def _origin(self, address: Address, number: int = 0) -> PathId:
+        return self._remembered((address, number), lambda: PathId(address, socket=number))
+
+    def _relay_origin(self, url: str) -> PathId:
+        return self._remembered(url, lambda: PathId(relay=url))
+
+    def _remembered(self, key: Hashable, make: Callable[[], PathId]) -> PathId:
+        """The same object for the same path: whoever compares paths need not look inside."""
+        origin = self._origins.get(key)
         if origin is None:
             if len(self._origins) >= MAX_ORIGINS:
                 self._origins.clear()
-            origin = self._origins[address] = PathId(address)
-        return origin
-
-    def _relay_origin(self, url: str) -> PathId:
-        key = (url, -1)  # no address has such a port
-        origin = self._origins.get(key)
-        if origin is None:
-            origin = self._origins[key] = PathId(relay=url)
+            origin = self._origins[key] = make()
         return origin
 
     def _loopback_size(self, address: Address) -> int:

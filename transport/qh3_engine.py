@@ -132,6 +132,7 @@ class Qh3Engine:
         self._quic = connection
         self.host_cid: bytes = connection.host_cid
         self.datagram_size = datagram_size
+        self.opened = 0
         self.more = False
         self._clock = CoreClock()
         self._min_rtt: float | None = None
@@ -168,11 +169,14 @@ class Qh3Engine:
             quic.receive_datagram(data, LOGICAL_ADDRESS, time)
             if core is None:
                 self._acked_at = time
+            if not quic._handshake_complete:  # before, nothing is authentic in any case
+                self.opened += 1
             self._heard(now)
             return
         # The same without what only long headers need, and with the count of packets that were authentic.
         packets = core.receive_datagram(data, LOGICAL_ADDRESS, time, len(data))[2]
         quic._drain_core()
+        self.opened += packets
         if packets:
             self._heard(now)
 
@@ -181,11 +185,13 @@ class Qh3Engine:
         time = self._clock.receive(now, self._in_flight, self._patience)
         if not quic._handshake_complete:
             quic.receive_gro_buffer(data, segment, LOGICAL_ADDRESS, time)
+            self.opened += 1
             self._heard(now)
             return
         # The same without a Python loop over the segments that only serves qlog.
         packets = quic._core.receive_gro_buffer(data, segment, LOGICAL_ADDRESS, time)[2]
         quic._drain_core()
+        self.opened += packets
         if packets:
             self._heard(now)
 

@@ -102,6 +102,15 @@ class _Closed:
     repeats: int = CLOSE_REPEATS
 
 
+@dataclass(slots=True)
+class DriverCounters:
+    """What came and led to nothing, since the endpoint was bound."""
+
+    unknown: int = 0  # datagrams of no connection, that open none
+    unauthentic: int = 0  # batches for a connection, in which no packet was its peer's
+    flooded: int = 0  # connections ended for what came before authentication
+
+
 class QuicDriver:
     """All links of one endpoint."""
 
@@ -110,6 +119,7 @@ class QuicDriver:
         declines."""
         self._loop = asyncio.get_running_loop()
         self._on_initial = on_initial
+        self.counters = DriverCounters()
         self._links: dict[bytes, Link] = {}
         self._closed: dict[bytes, _Closed] = {}
         self._dirty: list[Link] = []
@@ -202,6 +212,7 @@ class QuicDriver:
                     self.socket.send(closed.route, closed.last_word)
                 return
             if not _opens_connection(data, cid):
+                self.counters.unknown += 1
                 return
             try:
                 link = self._on_initial(cid, source, sender)
@@ -221,25 +232,30 @@ class QuicDriver:
     def _feed(self, link: Link, data: bytes, segment: int, source: PathId) -> None:
         now = link.last_received = self._loop.time()
         link.bytes_in += len(data)
-        if link.authenticated:
-            self.paths.heard(link.route, source)
-        else:
+        if not link.authenticated:
             limit = MAX_STRANGER_DATAGRAMS * link.engine.datagram_size
             if link.bytes_in > limit:
+                self.counters.flooded += 1
                 link.owner.flooded(limit)
                 return
+        engine = link.engine
+        opened = engine.opened
         try:
             if segment >= len(data):
                 link.datagrams_in += 1
-                link.engine.receive(data, now)
+                engine.receive(data, now)
             else:
                 link.datagrams_in += -(-len(data) // segment)
-                link.engine.receive_batch(data, segment, now)
+                engine.receive_batch(data, segment, now)
         except Exception as error:
             # Anyone can send bytes that the library chokes on; only silence may end a connection for it.
             logger.debug("quic.fault %r", error)
+        if engine.opened == opened:
+            self.counters.unauthentic += 1
+        elif link.authenticated:
+            self.paths.heard(link.route, source)
         try:
-            link.engine.dispatch(link.owner)
+            engine.dispatch(link.owner)
         except Exception as error:  # the event that raised is gone, and its bytes with it
             self._fail(link, error)
         if not link.dirty and not link.dropped:

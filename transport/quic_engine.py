@@ -101,6 +101,10 @@ class QuicEngine(Protocol):
     datagram_size: int
     more: bool  # the last `datagrams` stopped at the burst limit
 
+    @property
+    def opened(self) -> int:
+        """How many packets were authentic so far: once the handshake is done, only the peer can raise it."""
+
     def connect(self, now: float) -> None:
         """Start the handshake (clients, once)."""
 

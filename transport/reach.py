@@ -8,32 +8,47 @@ Carries news between them and owns their tasks; decides nothing. Made and closed
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from transport.config import TransportConfig
 from transport.errors import Address
 from transport.identity import Identity, PeerId
 from transport.news import OnNews, RelayNews
-from transport.path_keeper import PathKeeper, Switch
-from transport.peer_socket import PeerSocket, SocketHandlers
+from transport.path_keeper import DiscoCounters, PathKeeper, Switch
+from transport.peer_socket import PeerSocket, SocketCounters, SocketHandlers
 from transport.proto.path_config import PathConfig
 from transport.proto.relay_frames import GoneReason
+from transport.reflector_checks import StunCounters
 from transport.relay_pool import RelayPool
-from transport.relay_session import RelayLinkConfig
+from transport.relay_session import RelayCounters, RelayLinkConfig
 from transport.surroundings import Surroundings
 from transport.udp_socket import is_loopback
 
 
 @dataclass(frozen=True, slots=True)
 class RelayView:
-    """One relay as this node sees it. `rtt` in seconds, None before it was measured."""
+    """One relay as this node sees it. `rtt` in seconds, None before it was measured.
+
+    own: the user named it; else a peer did, and its URL may be anything.
+    """
 
     url: str
     up: bool
     home: bool
+    own: bool
     rtt: float | None
     error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReachCounters:
+    """What was sent, came and was refused since the start, as copies. `relays`: by URL, of the links there are now."""
+
+    disco: DiscoCounters
+    socket: SocketCounters
+    stun: StunCounters
+    relays: Mapping[str, RelayCounters]
 
 
 class Reach:
@@ -106,19 +121,30 @@ class Reach:
         """Every relay that this node knows, home first."""
         if self.relays is None:
             return []
-        home = self.relays.home
+        home, own = self.relays.home, self.relays.own
         views = [
-            RelayView(link.url.text, link.up, link.url.text == home, link.rtt, link.error)
+            RelayView(link.url.text, link.up, link.url.text == home, link.url.text in own, link.rtt, link.error)
             for link in self.relays.links()
         ]
         return sorted(views, key=lambda view: (not view.home, not view.up, view.url))
 
     def relay_problems(self) -> str:
-        """Why no relay can carry a first datagram; empty when one is up, or none was configured."""
-        views = self.relay_views()
+        """Why none of our own relays can carry a first datagram; empty when one is up, or none was configured."""
+        views = [view for view in self.relay_views() if view.own]
         if not views or any(view.up for view in views):
             return ""
         return "; ".join(f"relay {view.url}: {view.error or 'not connected yet'}" for view in views)
+
+    def counters(self) -> ReachCounters:
+        """What was counted until now."""
+        stun = self.surroundings.stun if self.surroundings is not None else StunCounters()
+        links = self.relays.links() if self.relays is not None else []
+        return ReachCounters(
+            disco=replace(self.paths.counters),
+            socket=replace(self.socket.counters),
+            stun=replace(stun),
+            relays={link.url.text: replace(link.counters) for link in links},
+        )
 
     # -- news
 
@@ -126,10 +152,15 @@ class Reach:
         around = self.surroundings
         if around is None:
             return
-        up = self.relays.up() if self.relays is not None else ()
-        own = tuple(url for url in up if self.relays is not None and url in self.relays.own)
         self.socket.set_interfaces(around.interfaces)
-        self.paths.set_local(around.candidates, around.nat.kind, around.nat.port_delta, own)
+        self.paths.set_local(around.candidates, around.nat.kind, around.nat.port_delta, self._own_up())
+
+    def _own_up(self) -> tuple[str, ...]:
+        """Our own relays that are up, home first. A stranger's is for reaching the peer that named it, nothing else."""
+        if self.relays is None:
+            return ()
+        own = self.relays.own
+        return tuple(url for url in self.relays.up() if url in own)
 
     def _network_changed(self, _why: str) -> None:
         if self.relays is not None:
@@ -138,14 +169,15 @@ class Reach:
 
     def _relay_state(self, url: str, up: bool, reason: str) -> None:
         assert self.relays is not None
-        self.paths.relay_changed(url, up)
-        self._on_news(RelayNews(url, up, reason))
+        own = url in self.relays.own
+        self.paths.relay_changed(url, up, own=own)
+        self._on_news(RelayNews(url, up, reason, own))
 
     def _relays_changed(self) -> None:
         """The home is another one, or a relay came or went."""
         self._tell()
         if self.surroundings is not None and self.relays is not None:
-            links = [link for url in self.relays.up() if (link := self.relays.link(url)) is not None]
+            links = [link for url in self._own_up() if (link := self.relays.link(url)) is not None]
             self.surroundings.set_reflectors([address for link in links for address in link.reflectors])
 
     def _relay_gone(self, url: str, peer: PeerId, why: GoneReason) -> None:

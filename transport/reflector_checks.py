@@ -100,6 +100,11 @@ class ReflectorChecks:
             timer.cancel()
         self._timers.clear()
 
+    @property
+    def can_ask(self) -> bool:
+        """Whether a reflector is known."""
+        return bool(self._reflectors)
+
     def report(self) -> NatReport:
         """What is known now."""
         now = self._loop.time() if self._loop is not None else 0.0

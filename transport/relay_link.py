@@ -29,7 +29,6 @@ from transport.relay_session import Ending, RelayCounters, RelayLinkConfig, Rela
 
 logger = logging.getLogger(__name__)
 
-MAX_REFLECTOR_HOSTS = 4  # two ports each: enough to learn what a NAT does
 CLOSE_SECONDS = 1.0  # what the relay has to answer a goodbye
 RESTART_AFTER = 0.5  # a try that is older when the network changes began on the old one
 
@@ -214,13 +213,19 @@ class RelayLink:
         welcome = session.welcome
         assert welcome is not None
         self._plan.connected(self._loop.time())
-        hosts = dict.fromkeys([self.host, *(host for host, _ in self._resolver.known)])
-        self._reflector_hosts = tuple(hosts)[:MAX_REFLECTOR_HOSTS]
+        self._reflector_hosts = self._answering_hosts()
         self._reflector_ports = tuple(port for port in welcome.reflectors if port)
         self.observed = welcome.observed
         self.error = ""
         logger.info("relay.up %s", self.url)
         _guarded(self._on_state, self.url.text, True, "")
+
+    def _answering_hosts(self) -> tuple[str, ...]:
+        """The host that we are connected to, and the first of the other family, since each has a NAT of its own. A
+        name server may list anybody, so no more than that is taken from it."""
+        known = [host for host, _ in self._resolver.known if self._private_ok() or is_global(host)]
+        other = next((host for host in known if (":" in host) != (":" in self.host)), None)
+        return (self.host,) if other is None else (self.host, other)
 
     def session_datagrams(self, peer: PeerId, datagrams: list[bytes], disco: bool) -> None:
         """Datagrams of a peer came."""
@@ -248,10 +253,10 @@ class RelayLink:
         now = self._loop.time()
         if ending.restart is not None:
             self._plan.restarting(*ending.restart, now)
-            self._lingering.add(session)
-            session.closed.add_done_callback(functools.partial(self._lingered, session))
+            self._linger(session)
         elif ending.refused_for is not None:
             self._plan.refused(ending.refused_for, now)
+            self._linger(session)
         elif session.welcome is not None:
             self._plan.lost(ending.spread, now, ending.own)
         else:
@@ -259,6 +264,10 @@ class RelayLink:
         if self._session is session:
             self._session = None
         self._down(ending.reason)
+
+    def _linger(self, session: RelaySession) -> None:
+        self._lingering.add(session)
+        session.closed.add_done_callback(functools.partial(self._lingered, session))
 
     def _lingered(self, session: RelaySession, _: asyncio.Future[None]) -> None:
         self._lingering.discard(session)

@@ -21,7 +21,8 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 
 from transport.identity import Identity, PeerId
-from transport.proto.relay_choice import HomeChoice, RelayView, is_better
+from transport.news import NOT_NEEDED
+from transport.proto.relay_choice import HomeCandidate, HomeChoice, is_better
 from transport.proto.relay_url import BadRelayUrl, RelayUrl, is_global, parse_relay_url
 from transport.relay_link import OnDatagrams, OnGone, OnState, RelayLink
 from transport.relay_session import RelayLinkConfig
@@ -57,12 +58,15 @@ class _Entry:
         return self.link is not None and self.link.up
 
     @property
-    def view(self) -> RelayView:
-        return RelayView(self.url.text, self.up, self.rtt, self.measured)
+    def view(self) -> HomeCandidate:
+        return HomeCandidate(self.url.text, self.up, self.rtt, self.measured)
 
 
 class RelayPool:
-    """The links of one node. Callbacks are those of RelayLink; on_change: `home` or `up()` is another."""
+    """The links of one node. Callbacks are those of RelayLink; on_change: `home` or `up()` is another.
+
+    on_state also tells, with up false and NOT_NEEDED, of a link that was closed because nobody needs it.
+    """
 
     def __init__(
         self,
@@ -213,6 +217,13 @@ class RelayPool:
         task = self._loop.create_task(link.close(), name=f"relay-close {entry.url}")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+        if not self._closed:  # in a turn of its own: who is told may ask for another relay while we go through ours
+            self._loop.call_soon(self._left, entry.url.text)
+
+    def _left(self, url: str) -> None:
+        if not self._closed:
+            self._on_state(url, False, NOT_NEEDED)
+            self._tell()
 
     def _received(self, url: str, peer: PeerId, datagrams: list[bytes], disco: bool) -> None:
         entry = self._entries.get(url)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from transport.identity import PeerId
 from transport.proto.addresses import PathId, PathKind
 
-# What is sent again on another path when the first one is suspected: the last batches, and of them so many bytes.
-RECENT_BATCHES = 16
+# What is sent again on another path when the first one is suspected: the last datagrams, up to so many bytes.
 MAX_REPLAY_BYTES = 128 * 1024
 MAX_REPLAY_AGE = 3.0  # seconds; what is older was either acknowledged or sent again by QUIC
 
@@ -32,14 +31,14 @@ class Route:
     """The path of a peer's datagrams now; `also` takes a copy of each while the path is in doubt."""
 
     __slots__ = (
-        "__weakref__",
+        "_recent",
+        "_recent_bytes",
         "also",
         "heard_at",
         "heard_from",
         "kept",
         "path",
         "peer",
-        "recent",
         "sent_at",
     )
 
@@ -51,14 +50,29 @@ class Route:
         self.kept = False  # a keeper of paths looks after it
         self.heard_from: PathId | None = None
         self.heard_at = self.sent_at = float("-inf")
-        self.recent: deque[tuple[float, Sequence[bytes]]] = deque(maxlen=RECENT_BATCHES)
+        self._recent: deque[tuple[float, Sequence[bytes], int]] = deque()
+        self._recent_bytes = 0
 
-    def to_replay(self, now: float) -> list[bytes]:
-        """The datagrams sent last, oldest first."""
+    def note(self, datagrams: Sequence[bytes], now: float) -> None:
+        """Remember what was sent, as far as it may be sent again."""
+        size = sum(map(len, datagrams))
+        self._recent.append((now, datagrams, size))
+        self._recent_bytes += size
+        while self._recent_bytes > MAX_REPLAY_BYTES and len(self._recent) > 1:
+            self._recent_bytes -= self._recent.popleft()[2]
+
+    def forget(self, now: float) -> None:
+        """Let go of what is too old to be sent again."""
+        while self._recent and now - self._recent[0][0] > MAX_REPLAY_AGE:
+            self._recent_bytes -= self._recent.popleft()[2]
+
+    def to_replay(self, since: float, now: float) -> list[bytes]:
+        """The datagrams sent since then, oldest first; of many the last."""
+        self.forget(now)
         chosen: list[bytes] = []
         room = MAX_REPLAY_BYTES
-        for at, batch in reversed(self.recent):
-            if now - at > MAX_REPLAY_AGE:
+        for at, batch, _ in reversed(self._recent):
+            if at < since:
                 break
             for datagram in reversed(batch):
                 room -= len(datagram)

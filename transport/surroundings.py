@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from transport.config import TransportConfig
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 MAX_PEERS = 64  # whose observations are kept
 OBSERVED_SECONDS = 600.0  # a peer's observation is forgotten
+OBSERVED_MINIMUM = 60.0  # … and stands at least so long: what a peer tells may make us call all others again
 MAX_OBSERVED = 2
 
 
@@ -41,6 +43,15 @@ class Mapper(Protocol):
 
 OnMapped = Callable[[Address | None, str], None]
 MakeMapper = Callable[[int, OnMapped], Mapper]
+
+
+@dataclass(slots=True)
+class _Observation:
+    """Where a peer sees us. `since`: when it said so first, `at`: last."""
+
+    address: Address
+    since: float
+    at: float
 
 
 class Surroundings:
@@ -60,19 +71,17 @@ class Surroundings:
         on_change: Callable[[], None],
         on_network: Callable[[str], None] | None = None,
         *,
-        given: Sequence[Address] = (),
         make_mapper: MakeMapper | None = None,
     ) -> None:
-        """`port`, `listen_host`: what the main socket is bound to. `given`: addresses that the user says are ours.
+        """`port`, `listen_host`: what the main socket is bound to.
 
         `send_udp` sends from the main socket, never waits and never raises. Nothing is sent before `start`.
         """
         self._config, self._port, self._listen_host = config, port, listen_host
         self._on_change, self._on_network = on_change, on_network
-        self._given = tuple(given)
         self._make_mapper = make_mapper or _port_mapper
         self._checks = ReflectorChecks(port, listen_host, send_udp, lambda: self._publish("reflectors"))
-        self._observed: dict[Hashable, tuple[Address, float]] = {}  # by peer, the latest observation last
+        self._observed: dict[Hashable, _Observation] = {}  # by peer, the latest observation last
         self._watch: InterfaceWatch | None = None
         self._mapper: Mapper | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -125,23 +134,21 @@ class Surroundings:
         host = parse_host(address[0])
         if self._watch is None or host is None or not 0 < address[1] < 65536 or not is_public(address[0]):
             return
-        self._checks.heard_directly()
+        now = asyncio.get_running_loop().time()
         seen = (str(host), address[1])
-        known = self._observed.pop(peer, None)
-        self._observed[peer] = (seen, asyncio.get_running_loop().time())
+        known = self._observed.get(peer)
+        same = known is not None and known.address == seen
+        if known is not None and not same and now - known.since < OBSERVED_MINIMUM:
+            return
+        if not same and host.version not in {_version(candidate) for candidate in self._own()}:
+            return  # no datagram of ours comes from there
+        self._checks.heard_directly()
+        self._observed.pop(peer, None)
+        self._observed[peer] = _Observation(seen, known.since if known is not None and same else now, now)
         while len(self._observed) > MAX_PEERS:
             del self._observed[next(iter(self._observed))]
-        if known is None or known[0] != seen or self.nat.kind == NatKind.BLOCKED:
+        if not same or self.nat.kind == NatKind.BLOCKED:
             self._publish("a peer's observation")
-
-    def refresh(self, reason: str) -> None:
-        """Look at everything again now."""
-        logger.info("surroundings.refresh why=%r", reason)
-        if self._watch is None or self._watch.look():  # a change has renewed the rest already
-            return
-        if self._mapper is not None:
-            self._mapper.refresh()
-        self._checks.renew()
 
     # -- the network and the router
 
@@ -174,9 +181,7 @@ class Surroundings:
             task.add_done_callback(self._closing.discard)
 
     def _needs_mapping(self) -> bool:
-        assert self._watch is not None
-        own = choose(self._watch.addresses, listen_host=self._listen_host, port=self._port)
-        hosts = [host for host in (parse_host(candidate.address[0]) for candidate in own) if host is not None]
+        hosts = [host for host in (parse_host(candidate.address[0]) for candidate in self._own()) if host is not None]
         v4 = [str(host) for host in hosts if host.version == 4 and not host.is_loopback]
         return bool(v4) and not any(is_public(host) for host in v4)
 
@@ -204,35 +209,49 @@ class Surroundings:
         self._on_change()
 
     def _choose(self) -> tuple[Candidate, ...]:
+        return self._candidates(self._believed(self._candidates()))
+
+    def _candidates(self, observed: Sequence[Address] = ()) -> tuple[Candidate, ...]:
         assert self._watch is not None
         return choose(
             self._watch.addresses,
             reflected=self.nat.reflected,
             mapped=(self.mapped,) if self.mapped is not None else (),
-            observed=self._believed(),
-            given=self._given,
+            observed=observed,
+            given=self._config.advertise,
             listen_host=self._listen_host,
             port=self._port,
         )
 
-    def _believed(self) -> list[Address]:
-        """Peers' observations worth telling.
+    def _own(self) -> tuple[Candidate, ...]:
+        """Addresses of this machine that a peer may reach."""
+        assert self._watch is not None
+        return choose(self._watch.addresses, listen_host=self._listen_host, port=self._port)
 
-        Behind a symmetric NAT every peer sees another port, of no use to a third. One peer alone is believed when it
-        is the only one that says anything, else two must agree: an address that a liar names would be pinged by others.
+    def _believed(self, candidates: Sequence[Candidate]) -> list[Address]:
+        """Peers' observations worth telling beside these candidates.
+
+        Behind a symmetric NAT every peer sees another port, of no use to a third. Two peers must agree, since an
+        address that a liar names would be pinged by others; one alone is believed where nobody else can say which
+        address we have on the Internet: no reflector, no other peer, no router, and not the user.
         """
         if self.nat.kind == NatKind.HARD:
             return []
         oldest = asyncio.get_running_loop().time() - OBSERVED_SECONDS
-        fresh = [address for address, at in self._observed.values() if at >= oldest]
+        fresh = [one.address for one in self._observed.values() if one.at >= oldest]
+        known = {_version(candidate) for candidate in candidates if is_public(candidate.address[0])}
         believed = []
         for address, count in Counter(fresh).most_common():
-            v6 = ":" in address[0]
-            others = [other for other in fresh if (":" in other[0]) == v6]
-            reflected = any((":" in host) == v6 for host, _ in self.nat.reflected)
-            if count >= 2 or (len(others) == 1 and not reflected):
+            version = 6 if ":" in address[0] else 4
+            others = [other for other in fresh if (":" in other[0]) == (version == 6)]
+            alone = len(others) == 1 and version not in known and not self._checks.can_ask
+            if count >= 2 or alone:
                 believed.append(address)
         return believed[:MAX_OBSERVED]
+
+
+def _version(candidate: Candidate) -> int:
+    return 6 if ":" in candidate.address[0] else 4
 
 
 def _port_mapper(port: int, on_mapped: OnMapped) -> Mapper:

@@ -40,6 +40,10 @@ def up(
         bool | None,
         typer.Option("--port-mapping/--no-port-mapping", help="Ask the router for a port.", show_default="on"),
     ] = None,
+    advertise: Annotated[
+        list[str] | None,
+        typer.Option(help="Tell peers this IP:PORT too, such as a forwarded port of the router; repeat for more."),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="What people call this node.", show_default="host name")] = None,
     mode: Mode = None,
     wire: Wire = None,
@@ -83,6 +87,7 @@ def up(
         "relays": relay,
         "relay_ca": relay_ca,
         "port_mapping": port_mapping,
+        "advertise": advertise,
         "listen": listen,
         "open": open_,
         "name": name,

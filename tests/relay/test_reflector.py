@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from relay.metrics import Counts, Metrics
+from relay.metrics import Counts, Metrics, Unreflected
 from relay.reflector import Reflector
 from transport.errors import Address, BindFailed
 from transport.proto.stun import binding_request, parse_binding_response
@@ -84,14 +84,18 @@ async def test_answers_are_bounded_per_second(reflector: Reflector, counts: Coun
     answered = sum(reflector.answer(request, source) is not None for _ in range(20_000))
     assert 5_000 <= answered < 15_000
     assert reflector.answer(request, ("192.0.2.1", 0)) is None
-    assert (counts.reflected, counts.unreflected["rate"], counts.unreflected["bad"]) == (answered, 20_000 - answered, 1)
+    assert (counts.reflected, counts.unreflected[Unreflected.RATE], counts.unreflected[Unreflected.BAD]) == (
+        answered,
+        20_000 - answered,
+        1,
+    )
 
 
 async def test_what_gets_no_answer_is_counted(reflector: Reflector, counts: Counts) -> None:
     short = b"\0\1\0\0\x21\x12\xa4\x42" + bytes(12)
     for number, data in enumerate((short, b"", bytes(1200)), 1):
         assert reflector.answer(data, ("192.0.2.1", 1234)) is None
-        assert counts.unreflected["bad"] == number
+        assert counts.unreflected[Unreflected.BAD] == number
     page = Metrics(counts, dict).render().decode()
     assert 'relay_reflector_drops_total{reason="bad"} 3.0' in page
     assert 'relay_reflector_drops_total{reason="rate"} 0.0' in page

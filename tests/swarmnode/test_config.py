@@ -51,6 +51,7 @@ def test_roles() -> None:
         ("model = 'm'\nopen = 1", "open is true or false"),
         ("model = 'm'\nport_mapping = 'no'", "port_mapping is true or false"),
         ("model = 'm'\nrelays = 'https://relay.example'", "relays is a list"),
+        ("model = 'm'\nadvertise = '11.5.5.5:1'", "advertise is a list"),
         ("model = 'm'\nrelays = [8080]", "'8080' is no relay URL"),
         ("model = 'm'\nrole = 'backbone'\nexperts = 'all'", "say --role both"),
         ("model = '~nobody-of-that-name/m'", "--model"),
@@ -148,3 +149,33 @@ def test_peer_text() -> None:
     for bad in ("", "x", "@1:1", f"{PEER}@", f"{str(PEER)[:-1]}@1.1.1.1:1", f"{'a' * 56}@1.1.1.1:1"):
         with pytest.raises(UsageError):
             PeerAddress.parse(bad)
+
+
+def test_addresses_to_advertise(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('model = "m"\nlisten = "0.0.0.0:4433"\nadvertise = ["11.5.5.5:4433", "[2001:db8::5]:4433"]\n')
+    config = build_config({}, file, state_dir=tmp_path)
+    assert config.transport.advertise == (("11.5.5.5", 4433), ("2001:db8::5", 4433))
+    assert build_config({"advertise": ["11.6.6.6:1"]}, file, state_dir=tmp_path).transport.advertise == (
+        ("11.6.6.6", 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"advertise": ["11.5.5.5:1"]}, "--advertise 11.5.5.5:1: give --listen with a port too"),
+        ({"advertise": ["11.5.5.5:1"], "listen": "0.0.0.0:0"}, "--advertise 11.5.5.5:1: give --listen with a port"),
+        ({"advertise": ["11.5.5.5"]}, "--advertise: address '11.5.5.5': write HOST:PORT"),
+        ({"advertise": ["home.example:4433"]}, "home.example:4433: not an IP address"),
+        ({"advertise": ["11.5.5.5:0"]}, "11.5.5.5:0: a port is 1 to 65535"),
+        ({"advertise": ["0.0.0.0:4433"]}, "0.0.0.0:4433: no datagram"),
+        ({"advertise": ["224.0.0.1:4433"]}, "224.0.0.1:4433: no datagram"),
+        ({"advertise": ["[fe80::1]:4433"]}, "[fe80::1]:4433: link-local"),
+        ({"advertise": [f"11.5.5.5:{port}" for port in range(1, 10)]}, "at most 8"),
+        ({"advertise": ["11.5.5.5:1"], "listen": "127.0.0.1:4433"}, "reaches this machine only, not 11.5.5.5"),
+    ],
+)
+def test_addresses_that_cannot_be_advertised(given: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        build_config({"model": "m", **given}, None, state_dir=Path())

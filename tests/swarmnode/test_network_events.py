@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from swarmnode import network_events
-from swarmnode.network_events import NetworkEvents
+from swarmnode.network_events import MAX_RELAYS, NetworkEvents
 from swarmnode.serve import EventPrinter
 from transport.connection import ConnectionStats
 from transport.identity import Identity
-from transport.news import PathNews, RelayNews
+from transport.news import NOT_NEEDED, PathNews, RelayNews
 from transport.proto.addresses import PathId, PathKind
 from transport.route import Path
 
@@ -60,9 +60,9 @@ async def settle() -> None:
 
 async def test_a_relay_is_told_once_per_change(network: NetworkEvents, emitted: Emitted) -> None:
     for up, reason in [(False, "refused"), (False, "refused"), (False, "no answer"), (True, ""), (True, "")]:
-        network(RelayNews(URL, up, reason))
+        network(RelayNews(URL, up, reason, own=True))
     for up, reason in [(False, "it closed"), (False, "refused"), (False, "refused"), (True, "")]:
-        network(RelayNews(URL, up, reason))
+        network(RelayNews(URL, up, reason, own=True))
     assert emitted.lines() == [
         f"relay {URL} not connected: refused; trying on",
         f"relay {URL} not connected: no answer; trying on",
@@ -71,6 +71,29 @@ async def test_a_relay_is_told_once_per_change(network: NetworkEvents, emitted: 
         f"relay {URL} not connected: refused; trying on",
         f"relay {URL} connected",
     ]
+
+
+async def test_a_relay_that_is_not_needed_any_more_is_not_lost(network: NetworkEvents, emitted: Emitted) -> None:
+    for up, reason in [(True, ""), (False, NOT_NEEDED), (True, ""), (False, "it closed"), (False, NOT_NEEDED)]:
+        network(RelayNews(URL, up, reason, own=True))
+    assert emitted.lines() == [
+        f"relay {URL} connected",
+        f"relay {URL} left: not needed any more",
+        f"relay {URL} connected",
+        f"relay {URL} lost: it closed",
+        f"relay {URL} left: not needed any more",
+    ]
+
+
+async def test_relays_that_peers_name_are_not_told_and_nothing_grows(network: NetworkEvents, emitted: Emitted) -> None:
+    for number in range(1000):
+        network(RelayNews(f"https://stranger.example/{number}", False, "refused", own=False))
+        network(RelayNews(f"https://stranger.example/{number}", True, "", own=False))
+    assert emitted.events == []
+    assert not network._relays
+    for number in range(1000):
+        network(RelayNews(f"https://own.example/{number}", True, "", own=True))
+    assert len(network._relays) == MAX_RELAYS
 
 
 async def test_a_peer_that_changes_its_path(network: NetworkEvents, emitted: Emitted) -> None:

@@ -108,6 +108,7 @@ def test_lines_tell_of_a_switch_and_sum_up() -> None:
             result("relay", 40.0, "relay: looking for a direct path"),
             result("direct-lan", 12.34, "lan: 12 ms, relay 40 ms"),
             result("direct-lan", 11.0, "lan: 12 ms, relay 40 ms"),
+            result("direct-lan", None, "no answer within 5 s"),
             result("none", None, "cannot be dialled"),
         ]
         for line in lines.of(one)
@@ -118,10 +119,13 @@ def test_lines_tell_of_a_switch_and_sum_up() -> None:
         "→ direct-lan 192.168.1.7:5000 (lan: 12 ms, relay 40 ms)",
         "    12.3 ms  direct-lan 192.168.1.7:5000",
         "    11.0 ms  direct-lan 192.168.1.7:5000",
-        "no answer: cannot be dialled",
+        "    lost     direct-lan 192.168.1.7:5000 (no answer within 5 s)",
+        "no path: cannot be dialled",
     ]
-    assert lines.summary() == "4 sent, 3 answered: 11.0 / 12.3 / 40.0 ms (least/median/most)"
-    assert PingLines().summary() == "0 sent, none answered"
+    assert lines.summary() == (
+        "3 of 5 pings answered, 1 lost, 1 without a path: 11.0 / 12.3 / 40.0 ms (least/median/most)"
+    )
+    assert PingLines().summary() == "0 of 0 pings answered"
 
 
 async def test_from_the_relay_to_a_direct_path(relay: RelayProcess, open_endpoint: OpenEndpoint) -> None:
@@ -136,6 +140,20 @@ async def test_from_the_relay_to_a_direct_path(relay: RelayProcess, open_endpoin
     assert result.relay == ""
     assert result.rtt_ms is not None
     assert result.reason.startswith("loopback: ")
+
+
+async def test_a_ping_that_is_lost_names_the_path_that_lost_it(
+    open_endpoint: OpenEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = await open_endpoint(), await open_endpoint()
+    target = PeerAddress(theirs.peer_id, theirs.address)
+    (answered,) = [result async for result in ping_peer(ours, target, 1, 0.05)]
+    assert answered.path == "loopback"
+    monkeypatch.setattr("swarmnode.pings.TIMEOUT", 0.2)
+    monkeypatch.setattr(theirs.socket.udp, "send", lambda *_: None)
+    (lost,) = [result async for result in ping_peer(ours, target, 1, 0.05)]
+    assert (lost.path, lost.address, lost.rtt_ms) == ("loopback", answered.address, None)
+    assert lost.reason == "no answer within 0.2 s"
 
 
 async def test_nobody_there(open_endpoint: OpenEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +222,10 @@ async def test_a_running_node_is_asked_and_keeps_its_relay(
             await run_pings(tmp_path, "nobody", 1, 1.0, (), None, print)
         with pytest.raises(UsageError, match="that is this node itself"):
             await run_pings(tmp_path, str(node.endpoint.peer_id), 1, 1.0, (), None, print)
-        assert node.status().relays == [relay.url]
+        status = node.status()
+        assert status.relays == [relay.url]
+        assert status.transport.disco["pings_out"] >= 2
+        assert set(status.transport.relays) == {relay.url}
         assert not [event for event in events.seen if event["event"] == "relay-lost"]
     finally:
         await node.close()

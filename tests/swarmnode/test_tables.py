@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from swarmnode.status import NodeStatus, PeerStatus
+from swarmnode.status import NodeStatus, PeerStatus, TransportStatus
 from swarmnode.tables import node_table, peers_table, show
 
 NODE = NodeStatus(
@@ -37,6 +37,21 @@ def test_a_node_with_its_relays_and_all_of_its_addresses(capsys: pytest.CaptureF
     assert "easy" in out
     assert "https://one.example" in out
     assert "https://two.example: cannot connect to [2001:db8::1]:443: refused" in out
+
+
+def test_what_was_refused_is_one_line_and_none_where_nothing_was(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet = TransportStatus(disco={"pings_in": 9, "forged": 0, "rationed": 0}, socket={"unknown": 0, "relay_down": 4})
+    assert "refused" not in shown(
+        capsys, node_table(msgspec.to_builtins(msgspec.structs.replace(NODE, transport=quiet, relay_problems={})))
+    )
+    disco = {"pings_in": 9, "forged": 3, "malformed": 1, "replayed": 2, "not_admitted": 17, "rationed": 5}
+    refused = TransportStatus(quic={"flooded": 2}, disco=disco, socket={"unknown": 7})
+    out = shown(capsys, node_table(msgspec.to_builtins(msgspec.structs.replace(NODE, transport=refused))))
+    (line,) = [line for line in out.splitlines() if line.startswith("refused")]
+    assert line.split(maxsplit=1)[1].strip() == (
+        "3 forged, 1 malformed, 2 replayed, 17 of peers not admitted, 5 of strangers above the ration,"
+        " 7 unknown datagrams, 2 that flooded"
+    )
 
 
 def test_what_a_peer_calls_itself_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:

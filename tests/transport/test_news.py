@@ -74,7 +74,7 @@ async def pair(relay: RelayProcess) -> AsyncIterator[tuple[Watched, Watched]]:
 
 async def test_a_relay_comes_and_goes(pair: tuple[Watched, Watched], relay: RelayProcess) -> None:
     ours, _ = pair
-    assert await ours.relay(up=True) == RelayNews(relay.url, True, "")
+    assert await ours.relay(up=True) == RelayNews(relay.url, True, "", own=True)
     await relay.end()
     lost = await ours.relay(up=False)
     assert lost.url == relay.url

@@ -8,18 +8,20 @@ from typing import Any
 
 import pytest
 
+from transport.errors import EndpointClosed
 from transport.identity import Identity, PeerId
-from transport.path_keeper import STRANGER_BURST, PathKeeper, Switch
+from transport.path_keeper import PROBE_BURST, PROBE_RATE, STRANGER_BURST, PathKeeper, Switch
 from transport.proto.addresses import Candidate, CandidateSource, NatKind, PathId, PathKind
 from transport.proto.candidates import InterfaceAddress
 from transport.proto.disco_frames import Call, CallStage, Ping, Pong, encode
 from transport.proto.disco_seal import NONCE_BYTES, DiscoBox
 from transport.proto.path_config import PathConfig
+from transport.proto.paths import SendPing
 from transport.route import Path, Route
 
 ALICE, BOB, EVE = (Identity.generate(bytes([number]) * 32) for number in (1, 2, 3))
 A, B, E = ("192.0.2.1", 1000), ("192.0.2.2", 2000), ("192.0.2.66", 6666)
-RELAY = "http://relay"
+RELAY, THEIRS = "http://relay", "https://named-by-a-peer"
 
 
 class Wire:
@@ -47,7 +49,7 @@ class Wire:
     def send_disco(self, path: PathId, peer: PeerId, datagram: bytes) -> None:
         self.disco.append((path, peer, datagram))
 
-    def replay(self, _: Route, path: Path) -> None:
+    def replay(self, _: Route, path: Path, since: float) -> None:
         self.replayed.append(path)
 
     def open_auxiliary(self, _: PeerId, count: int) -> int:
@@ -167,15 +169,50 @@ async def test_a_forged_or_repeated_pong_makes_no_path(alice: Kept, bob: Kept) -
 
 async def test_a_call_is_heard_once(alice: Kept) -> None:
     candidates = (Candidate(B, CandidateSource.REFLECTED),)
-    call = Call(CallStage.CALL, b"session1", b"boot-one", 1, NatKind.EASY, 0, candidates, (RELAY,))
+    call = Call(CallStage.CALL, b"session1", b"boot-one", 1, NatKind.EASY, 0, candidates, (RELAY, THEIRS))
     wanted: list[str] = []
     alice.keeper.on_relay_wanted = wanted.append
-    alice.keeper.relay_changed(RELAY, up=True)
+    alice.keeper.relay_changed(RELAY, up=True, own=True)
     for _ in range(3):
         alice.keeper.on_disco(sealed(BOB, ALICE, encode(call)), PathId(relay=RELAY), BOB.peer_id)
     assert alice.keeper.counters.calls_in == 1
     assert alice.keeper.counters.replayed == 2
-    assert wanted == [RELAY]
+    assert wanted == [THEIRS]  # the other one is there already
+
+
+async def test_a_relay_that_one_peer_names_is_a_way_to_that_peer_alone(alice: Kept) -> None:
+    alice.admitted.add(EVE.peer_id)
+    keeper = alice.keeper
+    keeper.relay_changed(RELAY, up=True, own=True)
+    keeper.want(EVE.peer_id)
+    call = Call(CallStage.CALL, b"session1", b"boot-eve", 1, NatKind.EASY, 0, (), (THEIRS,))
+    keeper.on_disco(sealed(BOB, ALICE, encode(call)), PathId(relay=RELAY), BOB.peer_id)
+    keeper.relay_changed(THEIRS, up=True, own=False)
+    assert PathId(relay=THEIRS) in [view.path for view in keeper.views(BOB.peer_id)]
+    assert PathId(relay=THEIRS) not in [view.path for view in keeper.views(EVE.peer_id)]
+    wanted: list[str] = []
+    keeper.on_relay_wanted = wanted.append
+    for number in range(2, 12):  # however many a peer names, one connection in some seconds
+        named = Call(
+            CallStage.CALL, bytes([number]) * 8, b"boot-eve", number, NatKind.EASY, 0, (), (f"https://r{number}",)
+        )
+        keeper.on_disco(sealed(BOB, ALICE, encode(named)), PathId(relay=RELAY), BOB.peer_id)
+    assert len(wanted) <= 1
+
+
+async def test_a_restart_in_doubt_ends_the_doubt(alice: Kept) -> None:
+    alice.keeper.relay_changed(RELAY, up=True, own=True)
+    route = alice.keeper.adopt(BOB.peer_id, Route(alice.wire.direct(B)), restarted=False)
+    alice.keeper.sent(route, [b"\x40" * 1000])
+    async with asyncio.timeout(5):
+        while route.also is None:  # noqa: ASYNC110 - the keeper's timers move it
+            await asyncio.sleep(0.01)
+    alice.keeper.adopt(BOB.peer_id, Route(alice.wire.direct(("192.0.2.3", 3000))), restarted=True)
+    assert route.also is None
+    assert route.path.id == PathId(("192.0.2.3", 3000))
+    alice.keeper.adopt(BOB.peer_id, route, restarted=True)  # over the very route that was kept
+    assert route.path.id == PathId(("192.0.2.3", 3000))
+    assert alice.keeper.route(BOB.peer_id) is route
 
 
 async def test_keys_never_seen_are_rationed(alice: Kept) -> None:
@@ -187,6 +224,21 @@ async def test_keys_never_seen_are_rationed(alice: Kept) -> None:
     alice.keeper.want(BOB.peer_id, [B])
     alice.keeper.on_disco(sealed(BOB, ALICE, encode(Ping(bytes(12)))), PathId(B), None)
     assert alice.keeper.counters.pings_in == 1  # whom we know is heard all the same
+
+
+async def test_pings_to_addresses_that_peers_name_are_bounded_in_all(alice: Kept) -> None:
+    victim = Candidate(E, CandidateSource.REFLECTED)
+    hostile = [Identity.generate() for _ in range(8)]
+    alice.admitted |= {one.peer_id for one in hostile}
+    alice.keeper.relay_changed(RELAY, up=True, own=True)
+    for number, one in enumerate(hostile):
+        call = Call(CallStage.CALL, bytes([number]) * 8, b"boot-one", 1, NatKind.HARD, 0, (victim,), (RELAY,))
+        alice.keeper.on_disco(sealed(one, ALICE, encode(call)), PathId(relay=RELAY), one.peer_id)
+    for kept in alice.keeper._peers.values():
+        for _ in range(200):
+            alice.keeper._do(kept, SendPing(PathId(E), bytes(12), 0))
+    assert sum(path == PathId(E) for path, _, _ in alice.wire.disco) <= PROBE_BURST + PROBE_RATE
+    assert alice.keeper.counters.withheld > 0
 
 
 async def test_a_handshake_proves_a_path_and_a_restart_leaves_the_earlier_ones(alice: Kept) -> None:
@@ -211,7 +263,7 @@ async def test_data_from_a_new_source_is_asked_and_not_followed(alice: Kept) -> 
 
 
 async def test_silence_after_sending_is_doubted_and_what_was_sent_goes_by_the_relay_too(alice: Kept) -> None:
-    alice.keeper.relay_changed(RELAY, up=True)
+    alice.keeper.relay_changed(RELAY, up=True, own=True)
     alice.keeper.set_local((), NatKind.UNKNOWN, 0, (RELAY,))
     route = alice.keeper.adopt(BOB.peer_id, Route(alice.wire.direct(B)), restarted=False)
     alice.keeper.sent(route, [b"\x40" * 1000])
@@ -245,3 +297,27 @@ async def test_a_ping_measures_the_path_in_use(alice: Kept, bob: Kept) -> None:
     assert 0 < rtt < 1
     with pytest.raises(TimeoutError):
         await alice.keeper.ping(BOB.peer_id, 0.05)
+
+
+async def test_a_lost_ping_is_followed_by_another(alice: Kept, bob: Kept) -> None:
+    alice.keeper.adopt(BOB.peer_id, Route(alice.wire.direct(B)), restarted=False)
+    asking = asyncio.ensure_future(alice.keeper.ping(BOB.peer_id, 5.0))
+    await asyncio.sleep(0.01)
+    alice.wire.disco.clear()
+    async with asyncio.timeout(4):
+        while not asking.done():
+            await asyncio.sleep(0.02)
+            deliver(alice, bob, PathId(A))
+            deliver(bob, alice, PathId(B))
+    assert asking.result()[1] < 0.5  # the time of the one that was answered
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_who_waits_for_a_path_is_told_when_all_is_over(alice: Kept, known: bool) -> None:
+    if known:
+        alice.keeper.adopt(BOB.peer_id, Route(alice.wire.direct(B)), restarted=False)
+    asking = asyncio.ensure_future(alice.keeper.ping(BOB.peer_id, 5.0))
+    await asyncio.sleep(0.01)
+    alice.keeper.close()
+    with pytest.raises(EndpointClosed):
+        await asking

@@ -189,26 +189,42 @@ async def test_what_a_relay_delivers_keeps_the_name_that_it_gives(peer_socket: P
     assert peer_socket.counters.unknown == 2
 
 
+async def test_datagrams_of_a_frame_arrive_together_and_all_frames_of_one_read_are_answered_once(
+    peer_socket: PeerSocket, inbox: Inbox
+) -> None:
+    batches: list[tuple[int, int]] = []
+    drained: list[int] = []
+    handlers = inbox.handlers()
+    peer_socket._handlers = handlers
+    handlers.on_quic = lambda data, segment, *_: batches.append((len(data), segment))
+    handlers.on_drained = lambda: drained.append(len(batches))
+    sizes = [100, 100, 40, 100, 100, 100, 7, 7, 9]
+    peer_socket.on_relayed("http://relay", PEER, [QUIC * size for size in sizes], False)
+    peer_socket.on_relayed("http://relay", PEER, [QUIC * 5], False)
+    assert batches == [(240, 100), (307, 100), (7, 7), (9, 9), (5, 5)]
+    assert drained == []  # what the application says to these in the same turn goes out with the acknowledgements
+    await asyncio.sleep(0)
+    assert drained == [5]
+
+
 async def test_what_was_sent_last_can_be_sent_again(peer_socket: PeerSocket, other: socket.socket) -> None:
     relays = peer_socket.relays = FakeRelays()
     route = Route(Path(PathKind.PUBLIC, PathId(other.getsockname()), 1452), PEER)
     route.kept = True
     relay = peer_socket.path_of(PathId(relay="http://relay"))
-    peer_socket.replay(route, relay)
+    peer_socket.replay(route, relay, since=0.0)
     assert relays.sent == []
     for number in range(200):
         peer_socket.send(route, [QUIC + number.to_bytes(2, "big") + bytes(1397)] * 10)
-    peer_socket.replay(route, relay)
+    peer_socket.replay(route, relay, since=0.0)
     ((_, _, again, _),) = relays.sent
     assert 0 < sum(map(len, again)) <= MAX_REPLAY_BYTES
     assert again[-1][1:3] == (199).to_bytes(2, "big")
     assert again == sorted(again)
-    assert not route.to_replay(asyncio.get_running_loop().time() + 60)
+    assert not route.to_replay(0.0, asyncio.get_running_loop().time() + 60)
 
 
-async def test_auxiliary_sockets_are_the_peers_own(
-    peer_socket: PeerSocket, inbox: Inbox, other: socket.socket
-) -> None:
+async def test_auxiliary_sockets_are_the_peers_own(peer_socket: PeerSocket, inbox: Inbox, other: socket.socket) -> None:
     assert peer_socket.open_auxiliary(PEER, 3) == 3
     peer_socket.send_disco(PathId(other.getsockname(), socket=2), PEER, b"\x1dprobe")
     async with asyncio.timeout(5):

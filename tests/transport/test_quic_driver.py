@@ -316,3 +316,20 @@ async def test_a_close_crosses_an_emulated_link(bind: Bind) -> None:
     await client.close()
     async with asyncio.timeout(5):
         assert "endpoint closed" in str(await theirs.wait_closed())
+
+
+async def test_only_the_peers_own_packets_count_as_heard(bind: Bind, engines: tuple[str, str]) -> None:
+    """Who has seen a connection ID can send with it; that neither keeps a path alive nor makes us ask anybody."""
+    server, client = await bind(engines[1]), await bind(engines[0])
+    ours, theirs = await connect(client, server)
+    await echo_works(ours, theirs)
+    heard: list[PathId] = []
+    server._paths.heard = lambda _, source: heard.append(source)  # type: ignore[method-assign,assignment]
+    elsewhere = ("127.0.0.2", 9)
+    for data in (b"\x40" + theirs.link.engine.host_cid + bytes(40), b"\xc0" + bytes(60)):
+        receive(server, data, elsewhere)
+        server._driver.on_quic(data * 3, len(data), PathId(elsewhere), None)
+    assert heard == []
+    assert server._driver.counters.unauthentic > 0
+    await echo_works(ours, theirs)
+    assert PathId(client.address) in heard

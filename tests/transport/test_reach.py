@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
+from tests.transport.fake_relay import FakeRelay
 from tests.transport.relay_process import RelayProcess
 from transport.config import TransportConfig
 from transport.connection import Connection
 from transport.endpoint import Endpoint
 from transport.errors import Address, NotAdmitted, TransportError, Unreachable
 from transport.identity import Identity, PeerId
+from transport.news import News, RelayNews
 from transport.proto.addresses import PathId, PathKind
 
 REQUEST = 12_288
@@ -223,3 +225,45 @@ async def test_garbage_on_every_port_harms_nothing(relay: RelayProcess, open_end
             theirs.socket.on_relayed(relay.url, ours.peer_id, [bytes([first]) * size], False)
     assert (await ours.ping(theirs.peer_id)).path.id != PathId()
     await ours.dial(theirs.peer_id)
+
+
+async def test_a_strangers_relay_carries_datagrams_and_is_asked_and_told_nothing_else(open_endpoint: Open) -> None:
+    async with FakeRelay(reflectors=(0, 0)) as own, FakeRelay(reflectors=(3478, 3479)) as stranger:
+        endpoint = await open_endpoint(own)
+        news: list[News] = []
+        endpoint.on_news = news.append
+        relays = endpoint.reach.relays
+        assert relays is not None
+
+        async def until(condition: Callable[[], bool]) -> None:
+            async with asyncio.timeout(10):
+                while not condition():  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+        await until(lambda: relays.up() == (own.url,))
+        assert relays.need(stranger.url)
+        await until(lambda: relays.up() == (own.url, stranger.url))
+        assert endpoint.reach.counters().stun.sent == 0  # it would have been asked in the same turn
+        assert [(view.url, view.own) for view in endpoint.relays()] == [(own.url, True), (stranger.url, False)]
+        assert RelayNews(stranger.url, True, "", own=False) in news
+        assert endpoint.reach.relay_problems() == ""
+        await own.stop()
+        await until(lambda: relays.up() == (stranger.url,))
+        assert endpoint.reach.relay_problems().startswith(f"relay {own.url}: ")
+        assert stranger.url not in endpoint.reach.relay_problems()
+
+
+async def test_what_was_refused_is_counted_and_can_be_seen(relay: RelayProcess, open_endpoint: Open) -> None:
+    ours, theirs = await open_endpoint(relay), await open_endpoint(relay, admit=lambda _: False)
+    async with asyncio.timeout(10):
+        while not all(view.up for one in (ours, theirs) for view in one.relays()):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    with pytest.raises(Unreachable):
+        await ours.ping(theirs.peer_id, timeout=1)
+    before = theirs.reach.counters()
+    theirs.socket.udp._received(bytes([0x3F]) * 100, 100, ("127.0.0.1", 9))
+    counters = theirs.reach.counters()
+    assert counters.disco.not_admitted > 0
+    assert (before.socket.unknown, counters.socket.unknown) == (0, 1)  # a copy does not change
+    assert counters.relays[relay.url].received_frames > 0
+    assert counters.stun.sent == 0  # this relay has no reflector

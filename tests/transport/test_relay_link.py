@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 
 from tests.transport.fake_relay import FakeRelay
+from transport import relay_dial
+from transport.errors import Address
 from transport.identity import Identity, PeerId
 from transport.proto import relay_frames as frames
 from transport.proto.relay_queue import MAX_FIRST
@@ -126,6 +128,24 @@ async def test_a_link_knows_what_the_relay_said_of_it(relay: FakeRelay, make: Ca
     assert node.link.error == ""
     assert node.states == [(True, "")]
     assert 0 < (node.link.rtt or 0) < 1
+
+
+async def test_reflectors_are_where_we_are_connected_and_one_host_of_the_other_family(
+    relay: FakeRelay, make: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name may list whom it likes; IPv4 must be asked about even where the relay is reached by IPv6."""
+
+    def look_up(_url: object) -> asyncio.Future[list[Address]]:
+        found = asyncio.get_running_loop().create_future()
+        hosts = ["127.0.0.1", "2001:db8::1", "127.9.9.9", "192.0.2.1", "2001:db8::2"]
+        found.set_result([(host, relay.port) for host in hosts])
+        return found
+
+    monkeypatch.setattr(relay_dial, "_look_up", look_up)
+    relay.authority = f"localhost:{relay.port}"
+    node = make(f"http://localhost:{relay.port}")
+    await node.is_up()
+    assert {host for host, _ in node.link.reflectors} == {"127.0.0.1", "2001:db8::1"}
 
 
 async def test_datagrams_of_one_send_share_frames(relay: FakeRelay, make: Callable[..., Node]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.transport.fake_relay import FakeRelay
 from transport import relay_pool
 from transport.identity import Identity, PeerId
+from transport.news import NOT_NEEDED
 from transport.proto import relay_frames as frames
 from transport.proto.relay_url import BadRelayUrl
 from transport.relay_pool import MAX_ON_DEMAND, MAX_OWN, MAX_STRANGERS, RelayPool
@@ -26,6 +27,7 @@ class Node:
         self.told: list[tuple[str, tuple[str, ...]]] = []  # (home, up) at each on_change
         self.down_seen: list[tuple[str, tuple[str, ...]]] = []  # (home, up) when on_state said that one is down
         self.gone: list[tuple[str, PeerId]] = []
+        self.states: list[tuple[str, bool, str]] = []
         self._changed = asyncio.Event()
         self.pool = RelayPool(
             urls, self.identity, config, self._on_datagrams, self._on_state, self._on_gone, self._on_change
@@ -35,7 +37,8 @@ class Node:
         self.received.append((url, peer, datagrams, disco))
         self._changed.set()
 
-    def _on_state(self, _url: str, up: bool, _reason: str) -> None:
+    def _on_state(self, url: str, up: bool, reason: str) -> None:
+        self.states.append((url, up, reason))
         if not up:
             self.down_seen.append((self.pool.home, self.pool.up()))
         self._changed.set()
@@ -175,6 +178,22 @@ async def test_a_relay_that_a_peer_needs_is_opened_and_closed_when_unused(
     await node.until(lambda: node.pool.up() == (home,))
     assert node.pool.link(other) is None
     assert node.pool.link(home) is not None
+    await node.until(lambda: node.states[-1] == (other, False, NOT_NEEDED))
+    assert node.states[:-1] == [(home, True, ""), (other, True, "")]
+
+
+async def test_a_relay_that_makes_room_for_another_is_told_as_down(
+    relays: list[FakeRelay], make: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_pool, "MAX_ON_DEMAND", 1)
+    monkeypatch.setattr(relay_pool, "BUSY_SECONDS", 0.0)
+    home, first, second = (relay.url for relay in relays)
+    node = make([home])
+    node.pool.need(first)
+    await node.until(lambda: node.pool.up() == (home, first))
+    assert node.pool.need(second)
+    await node.until(lambda: (first, False, NOT_NEEDED) in node.states)
+    await node.until(lambda: node.pool.up() == (home, second))
 
 
 async def test_a_peers_relay_never_becomes_the_home(relays: list[FakeRelay], make: Callable[..., Node]) -> None:
@@ -256,3 +275,4 @@ async def test_close_leaves_nothing(relays: list[FakeRelay], make: Callable[...,
         await relay.until(lambda relay=relay: not relay.sessions)  # type: ignore[misc]
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("relay-")]
     assert not node.pool.need(relays[0].url)
+    assert all(up for _, up, _ in node.states)

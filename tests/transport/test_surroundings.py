@@ -17,7 +17,7 @@ from transport.proto import stun
 from transport.proto.addresses import CandidateSource, NatKind
 from transport.proto.candidates import InterfaceAddress
 from transport.reflector_checks import KEEP_SECONDS, MAX_SILENT_SECONDS, STUN_BURST
-from transport.surroundings import Surroundings
+from transport.surroundings import OBSERVED_MINIMUM, Surroundings
 
 PORT = 4433
 A1, A2 = ("11.0.0.1", 3478), ("11.0.0.1", 3479)
@@ -62,8 +62,10 @@ class World:
         monkeypatch.setattr(interfaces, "addresses", lambda: list(self.addresses))
         monkeypatch.setattr(interfaces, "default_routes", lambda: list(self.routes))
 
-    def node(self, listen_host: str = "::", **settings: bool) -> Surroundings:
-        config = TransportConfig(port_mapping=settings.get("port_mapping", False))
+    def node(
+        self, listen_host: str = "::", *, port_mapping: bool = False, advertise: tuple[Address, ...] = ()
+    ) -> Surroundings:
+        config = TransportConfig(port_mapping=port_mapping, advertise=advertise)
         made = Surroundings(
             config, PORT, listen_host, self.send, self.changed, self.news.append, make_mapper=self.mapper
         )
@@ -125,6 +127,12 @@ def virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
 def now() -> float:
     """Virtual seconds since the test began."""
     return asyncio.get_running_loop().time()
+
+
+def look(node: Surroundings) -> None:
+    """As when the system tells that something may have changed."""
+    assert node._watch is not None
+    node._watch.look()
 
 
 def texts(node: Surroundings) -> list[str]:
@@ -260,10 +268,9 @@ async def test_udp_that_becomes_blocked_is_found(world: World) -> None:
     await node.start()
     await world.until(lambda: node.nat.kind == NatKind.EASY)
     world.sees = lambda _reflector: None
-    node.refresh("no path works any more")
     began = now()
     await world.until(lambda: node.nat.kind == NatKind.BLOCKED)
-    assert now() - began <= 6
+    assert now() - began <= 4 * KEEP_SECONDS
     assert texts(node) == ["192.168.1.7 4433 INTERFACE"]
 
 
@@ -275,7 +282,7 @@ async def test_however_the_network_flaps_stun_stays_bounded(world: World) -> Non
     await node.start()
     for round_ in range(600):  # ten minutes
         world.addresses = [InterfaceAddress("wlan0", f"192.168.{round_ % 250}.7", 24)]
-        node.refresh("test")
+        look(node)
         await asyncio.sleep(1)
     assert len(world.news) == 600
     assert len(world.asked) <= STUN_BURST + 10 * 20
@@ -290,7 +297,7 @@ async def test_another_network_is_told_at_once_and_asked_about(world: World) -> 
     await world.until(lambda: node.nat.kind == NatKind.EASY)
     world.addresses = [InterfaceAddress("eth1", "10.0.0.3", 24)]
     world.sees = lambda _reflector: ("11.6.6.6", 7)
-    node.refresh("the test moved it")
+    look(node)
     assert world.news == ["address 192.168.1.7 gone, address 10.0.0.3 on eth1 new"]
     assert "10.0.0.3 4433 INTERFACE" in texts(node)
     await world.until(lambda: texts(node) == ["10.0.0.3 4433 INTERFACE", "11.6.6.6 7 REFLECTED"])
@@ -305,7 +312,7 @@ async def test_a_network_without_udp_takes_the_old_address_away(world: World) ->
     await world.until(lambda: node.nat.kind == NatKind.EASY)
     world.addresses = [InterfaceAddress("eth1", "10.0.0.3", 24)]
     world.sees = lambda _reflector: None
-    node.refresh("the test moved it")
+    look(node)
     await world.until(lambda: node.nat.kind == NatKind.BLOCKED)
     assert texts(node) == ["10.0.0.3 4433 INTERFACE"]
 
@@ -318,7 +325,7 @@ async def test_a_network_without_ipv4_takes_the_old_address_away_at_once(world: 
     await world.until(lambda: node.nat.kind == NatKind.EASY)
     await asyncio.sleep(10)
     world.addresses = [InterfaceAddress("eth1", "2001:db8::7", 64)]
-    node.refresh("the test moved it")
+    look(node)
     assert texts(node) == ["2001:db8::7 4433 INTERFACE"]
     assert node.nat.kind == NatKind.UNKNOWN
 
@@ -366,7 +373,7 @@ async def test_only_reflectors_that_can_be_reached_are_asked(world: World) -> No
     assert world.asked == [A1]
     six = InterfaceAddress("wlan0", "2001:db8::7", 64)
     world.addresses = [*LAN, six]
-    node.refresh("IPv6 came")
+    look(node)
     await world.until(lambda: SIX in world.asked)
     other = world.node("127.0.0.1")
     other.set_reflectors([A1])
@@ -391,6 +398,70 @@ async def test_one_peer_is_believed_only_where_nothing_else_is_known(world: Worl
 
 
 @virtual_time
+async def test_one_peer_is_not_believed_where_others_are_there_to_ask(world: World) -> None:
+    world.sees = lambda _reflector: None
+    asking = world.node()
+    asking.set_reflectors([A1, B1])
+    given = world.node(advertise=(("11.5.5.5", PORT),))
+    mapped = world.node(port_mapping=True)
+    for node in (asking, given, mapped):
+        await node.start()
+    world.mappers[0].on_mapped(("11.5.5.5", PORT), "pcp")
+    for node in (asking, given, mapped):
+        node.observed_by_peer("peer 1", ("11.6.6.6", 7))
+        assert not any("OBSERVED" in text for text in texts(node))
+        node.observed_by_peer("peer 2", ("11.6.6.6", 7))
+        assert "11.6.6.6 7 OBSERVED" in texts(node)
+
+
+@virtual_time
+async def test_a_public_node_knows_its_address_better_than_one_peer(world: World) -> None:
+    world.addresses = PUBLIC
+    node = world.node()
+    await node.start()
+    node.observed_by_peer("peer", ("11.6.6.6", 7))
+    assert texts(node) == ["11.7.7.7 4433 INTERFACE"]
+
+
+@virtual_time
+async def test_an_address_of_a_family_that_this_machine_does_not_have_is_no_address_of_it(world: World) -> None:
+    node = world.node()
+    await node.start()
+    for peer in range(3):
+        node.observed_by_peer(peer, ("2001:db8:666::1", 6))
+    assert world.changes == 0
+    world.addresses = [*LAN, InterfaceAddress("wlan0", "fd00::7", 64)]
+    look(node)
+    for peer in range(2):
+        node.observed_by_peer(peer, ("2001:db8:666::1", 6))
+    assert "2001:db8:666::1 6 OBSERVED" in texts(node)
+    only_v4 = world.node("0.0.0.0")
+    await only_v4.start()
+    changes = world.changes
+    for peer in range(2):
+        only_v4.observed_by_peer(peer, ("2001:db8:666::1", 6))
+    assert world.changes == changes
+
+
+@virtual_time
+async def test_a_peer_that_lies_each_time_costs_one_change_a_minute(world: World) -> None:
+    node = world.node()
+    await node.start()
+    for lie in range(1000):
+        node.observed_by_peer("liar", ("11.66.6.6", 1 + lie))
+        node.observed_by_peer("liar", ("2001:db8:666::1", 1 + lie))
+    assert world.changes == 1
+    for lie in range(600):  # ten minutes
+        await asyncio.sleep(1)
+        node.observed_by_peer("liar", ("11.66.6.6", 2000 + lie))
+    assert world.changes <= 11
+    node.observed_by_peer("liar", ("11.66.6.6", 9))
+    await asyncio.sleep(OBSERVED_MINIMUM)
+    node.observed_by_peer("liar", ("11.5.5.5", 7))  # a NAT that was restarted, say
+    assert "11.5.5.5 7 OBSERVED" in texts(node)
+
+
+@virtual_time
 async def test_what_peers_say_is_bounded_and_checked(world: World) -> None:
     node = world.node()
     await node.start()
@@ -410,7 +481,6 @@ async def test_a_peer_heard_directly_shows_that_udp_works(world: World) -> None:
     await world.until(lambda: node.nat.kind == NatKind.BLOCKED)
     node.observed_by_peer("peer", ("11.5.5.5", 48259))
     assert node.nat.kind == NatKind.UNKNOWN
-    assert "11.5.5.5 48259 OBSERVED" in texts(node)
 
 
 @virtual_time
@@ -426,6 +496,16 @@ async def test_behind_a_hard_nat_peers_observations_are_not_told(world: World) -
     assert not any("OBSERVED" in text for text in texts(node))
 
 
+# -- what the user says
+
+
+@virtual_time
+async def test_an_address_that_the_user_gives_is_told(world: World) -> None:
+    node = world.node(advertise=(("11.5.5.5", 4444), ("2001:db8::5", 4444)))
+    await node.start()
+    assert texts(node) == ["192.168.1.7 4433 INTERFACE", "11.5.5.5 4444 GIVEN", "2001:db8::5 4444 GIVEN"]
+
+
 # -- port mapping
 
 
@@ -439,10 +519,10 @@ async def test_a_mapped_port_is_told_while_private_addresses_are_all_we_have(wor
     assert "11.5.5.5 4433 MAPPED" in texts(node)
     assert (node.mapped, node.mapping, world.changes) == (("11.5.5.5", PORT), "pcp", 1)
     world.routes = ["wlan0 by 192.168.1.254"]
-    node.refresh("another router")
+    look(node)
     assert mapper.refreshed == 1
     world.addresses = PUBLIC
-    node.refresh("a public network")
+    look(node)
     assert texts(node) == ["11.7.7.7 4433 INTERFACE"]
     await node.close()
     assert mapper.closed == 1
@@ -470,7 +550,6 @@ async def test_closing_removes_the_mapping_and_ends_all_timers(world: World) -> 
     await world.until(lambda: node.nat.kind == NatKind.EASY)
     await node.close()
     asked, changes = len(world.asked), world.changes
-    node.refresh("after the end")
     node.set_reflectors([A2])
     node.observed_by_peer("peer", ("11.5.5.5", 9))
     await asyncio.sleep(3600)

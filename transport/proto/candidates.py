@@ -127,6 +127,19 @@ def is_public(host: str) -> bool:
     return address is not None and _is_sane(address) and not address.is_loopback and not is_private(host)
 
 
+def why_not_told(address: Address) -> str:
+    """Why an address that a user gives cannot be told to peers, for people; empty when it can."""
+    text, port = address
+    host = parse_host(text)
+    if host is None:
+        return "not an IP address; names are not looked up"
+    if not 0 < port <= MAX_PORT:
+        return f"a port is 1 to {MAX_PORT}"
+    if not _is_sane(host):
+        return "no datagram for one machine can go there"
+    return "link-local addresses are of this network only" if host.is_link_local else ""
+
+
 def is_container(name: str) -> bool:
     """Whether an interface is a bridge or a link of containers or virtual machines."""
     return _CONTAINER.match(name) is not None

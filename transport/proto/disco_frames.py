@@ -127,6 +127,8 @@ def decode(plaintext: bytes) -> DiscoMessage:
     try:
         match plaintext[0]:
             case FrameType.PING:
+                if len(plaintext) < _MIN_PING:
+                    raise DiscoError(f"disco PING of {len(plaintext)} bytes is shorter than its answer")
                 return Ping(_TRANSACTION.unpack_from(plaintext)[1])
             case FrameType.PONG:
                 tx = _TRANSACTION.unpack_from(plaintext)[1]

@@ -20,6 +20,10 @@ Not which path is used (path_policy.py) and not whom to call (punch.py). Owned a
 What counts as an answer to a send: data of a connection, and pongs. The peer's own pings only show that the peer is
 heard: a path on which nothing but they arrive is one-way. A lost pong alone changes nothing; three in a row do, even
 while data arrives (we hear, but are we heard?), and five end it.
+
+Question  what makes us wonder (half the silence that is allowed; the peer sends by another path; big pings vanish) is
+          settled quickly: pings every 80 ms; a pong ends it, the limit of silence without one is doubt.
+RTT       path_rtt.py. Pings that were under way while we stood still say nothing of it, they only show life.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from transport.proto.addresses import PathId, PathKind
 from transport.proto.path_config import DEFAULT_MAX_SIZE, RELAY_SIZE, PathConfig
 from transport.proto.path_policy import PathState, PathView
 from transport.proto.path_quality import Quality
+from transport.proto.path_rtt import RttEstimate
 from transport.proto.path_size import SizeSearch
 
 CANDIDATE, PROBING, LIVE, DOUBTED, DEAD = PathState
@@ -67,13 +72,14 @@ TRANSITIONS: Mapping[tuple[PathState, Event], PathState] = {
 
 @dataclass(slots=True)
 class Ping:
-    """One ping under way. size: bytes it was padded to, 0 for a small one."""
+    """One ping under way. size: bytes it was padded to, 0 for a small one. stalled: we stood still meanwhile."""
 
     sent_at: float
     deadline: float
     size: int = 0
     train: bool = False
     missed: bool = False
+    stalled: bool = False
 
 
 class Path:
@@ -83,9 +89,12 @@ class Path:
         "_ask_gap",
         "_asked_at",
         "_back_off",
+        "_calm_since",
         "_config",
         "_failures",
+        "_gone",
         "_proof",
+        "_rtt",
         "_tries",
         "_tries_end",
         "down_until",
@@ -99,14 +108,12 @@ class Path:
         "pings",
         "proven",
         "quality",
+        "questioned",
         "reason",
         "row",
-        "rtt",
-        "samples",
         "since",
         "sizes",
         "state",
-        "suspect",
         "unanswered",
         "unheard_since",
         "waiting_since",
@@ -119,8 +126,8 @@ class Path:
         self.state, self.since, self.reason = CANDIDATE, now, "not tried yet"
         self.proven = False
         self.keep = False  # an address that the owner gave us: it is not forgotten
-        self.rtt: float | None = None
-        self.samples = 0
+        self._rtt = RttEstimate(config)
+        self._calm_since = now  # pings sent before were lost, if they were, to what disturbed the path then
         self.last_heard = -inf
         self.last_ping = -inf
         self.last_big = -inf
@@ -131,9 +138,10 @@ class Path:
         self.unanswered = 0  # pings in a row without a pong
         self.row = 0  # pongs in a row
         self.one_way = 0  # pongs in a row without data, though we send
-        self.suspect = False  # asked every 175 ms until a pong
+        self.questioned = inf  # since then: a ping every 80 ms, until one of them is answered
         self.pings: dict[bytes, Ping] = {}
         self.down_until = -inf  # relays: inf while our link is down
+        self._gone = config.gone
         self.quality = Quality(config)
         self.sizes = SizeSearch(0 if kind is PathKind.RELAY else max_size, config)
         self._tries: list[float] = []
@@ -147,6 +155,16 @@ class Path:
         return self.kind is not PathKind.RELAY
 
     @property
+    def rtt(self) -> float | None:
+        """Seconds, smoothed; None before the first pong."""
+        return self._rtt.value
+
+    @property
+    def in_question(self) -> bool:
+        """Whether there is a reason to wonder if it works."""
+        return self.state is DOUBTED or self.questioned < inf
+
+    @property
     def size(self) -> int:
         """UDP payload in bytes that it is known to carry."""
         return self.sizes.size if self.direct else RELAY_SIZE
@@ -158,7 +176,7 @@ class Path:
             self.kind,
             self.state,
             self.rtt,
-            self.samples,
+            self._rtt.samples,
             self.quality.loss,
             self.size,
             None if self.last_heard == -inf else self.last_heard,
@@ -176,13 +194,14 @@ class Path:
 
     # Inputs.
 
-    def ask(self, now: float, delay: float = 0.0) -> None:
-        """Find out whether it works: a few well-timed pings from `now + delay`."""
+    def ask(self, now: float, delay: float = 0.0, *, once: bool = False) -> None:
+        """Find out whether it works: a few well-timed pings from `now + delay`, or one: whoever is pinged unproven may
+        be a third party."""
         returning = self.state is DEAD and self.proven and not self._tries
         if now < self.down_until or not (returning or self._go(Event.ASK, now, "asked")):
             return
         start = now + delay
-        self._tries = [start + offset for offset in self._config.tries]
+        self._tries = [start + offset for offset in self._config.tries[: 1 if once else None]]
         self._tries_end = self._tries[-1] + self._config.tries_end
 
     def rested(self, now: float) -> bool:
@@ -191,19 +210,26 @@ class Path:
         return self.state is CANDIDATE or (self.state is DEAD and not self.proven and now >= self.since + gap)
 
     def ask_again(self, now: float) -> bool:
-        """One ping now, unless there was one a moment ago; whether there will be."""
+        """Put the question whether it works, unless that was done a moment ago; whether it will be."""
         config = self._config
-        if now - self._asked_at > 2 * config.selected_gap:
-            self._ask_gap = config.ask_again
-        if self.last_ping == -inf or now - self.last_ping < (self._ask_gap if self.state is LIVE else config.ask_again):
+        if self.state is LIVE:
+            if now - self._asked_at > 2 * config.selected_gap:
+                self._ask_gap = config.ask_again
+            elif now - self._asked_at < self._ask_gap:
+                return False
+            if self.questioned < inf:
+                return False
+            self._asked_at = now
+            self._ask_gap = min(2 * self._ask_gap, config.selected_gap)
+            self._question(now)
+            return True
+        if self.last_ping == -inf or now - self.last_ping < config.ask_again:
             return False
         if self.state is PROBING:
             if self._tries:
                 return False
             self._tries, self._tries_end = [now], now + config.tries_end
-        self.last_ping, self._asked_at = -inf, now
-        self.suspect = self.state is LIVE
-        self._ask_gap = min(2 * self._ask_gap, config.selected_gap)
+        self.last_ping = -inf
         return True
 
     def confirmed(self, now: float) -> None:
@@ -216,6 +242,7 @@ class Path:
         """Something speaks against it: ask at once, and let the policy back it with another path."""
         if self._go(Event.DOUBT, now, why):
             self.last_ping, self._ask_gap = -inf, self._config.ask_again
+            self.questioned = inf
             # What was heard last answers what was sent a round trip before; when we are not heard, only a pong counts.
             round_trip = self._config.first_rtt if self.rtt is None else 1.25 * self.rtt
             since = self._proof if deaf else min(self.waiting_since, self.last_heard) - round_trip
@@ -233,18 +260,25 @@ class Path:
             self.reason = why
         self._fell()
 
+    def gone(self, now: float) -> None:
+        """The relay says that the peer is not there: it is asked again after a pause, which doubles."""
+        self.lose(now, "the peer is not at this relay", now + self._gone)
+        self._gone = min(2 * self._gone, self._config.back_off_cap)
+
     def restore(self, now: float) -> None:
         """The relay is up again, the peer may be there."""
         self.down_until = -inf
         self.proven = False
-        self.unanswered = self.row = self.samples = 0
+        self.unanswered = self.row = 0
         self.waiting_since = inf
+        self._rtt.restart()
         self.state, self.since, self.reason = CANDIDATE, now, "the relay is up"
 
     def network_changed(self, now: float) -> None:
         """Interfaces changed: nothing that was measured holds."""
-        self.unanswered = self.row = self.one_way = self.samples = self._failures = 0
+        self.unanswered = self.row = self.one_way = self._failures = 0
         self.waiting_since = inf
+        self._rtt.restart()
         self.pings.clear()
         self._back_off = self._config.back_off
         self.quality.forget()
@@ -265,16 +299,18 @@ class Path:
         if ping.train:
             if not ping.missed:
                 self.quality.trained(True, now)
-        elif self.direct and self.state is LIVE and not ping.missed:
+        elif not ping.missed and self._counts(ping):
             self.quality.count(1, 0, now)
         self._proof = max(self._proof, ping.sent_at)
-        self._measure(now - ping.sent_at)
+        if not ping.stalled:
+            self._rtt.add(now - ping.sent_at, ping.sent_at >= self._calm_since)
         if self.waiting_since != inf:
             self.one_way += 1
             self.waiting_since = inf
         self.unanswered = 0
         self.row += 1
-        self.suspect = False
+        if ping.sent_at >= self.questioned:
+            self.questioned = inf
         if self.direct and self.sizes.small_answered(ping.sent_at, now):
             self.reason = "datagrams beyond 1200 bytes are lost"
         if self.state is not DEAD or not self.proven or self.row >= self._config.return_pongs:
@@ -290,9 +326,13 @@ class Path:
                 self._back_off = min(2 * self._back_off, self._config.back_off_cap)
 
     def shift(self, late: float, now: float) -> None:
-        """We slept for `late` seconds: silence in them was ours."""
+        """We stood still for `late` seconds until now: silence in them was ours."""
         self.waiting_since = min(self.waiting_since + late, now) if self.waiting_since != inf else inf
+        self._calm_since = now
+        if self.questioned < inf:
+            self._question(now)
         for ping in self.pings.values():
+            ping.stalled = True
             if not ping.missed:
                 ping.deadline += late
 
@@ -302,14 +342,20 @@ class Path:
         """When `poll` has something to do."""
         config = self._config
         times = [self._next_ping(selected, active)]
-        times += [ping.sent_at + config.ping_life if ping.missed else ping.deadline for ping in self.pings.values()]
+        for ping in self.pings.values():
+            end = ping.sent_at + config.ping_life
+            times.append(end if ping.missed else min(ping.deadline, end))
         if self.state is LIVE:
             times += [self.sizes.due, self.quality.due if active else inf]
-            times.append(self.waiting_since + self.patience() * (1.0 if self.suspect else 0.5))
+            questioned = self.questioned < inf
+            times.append(self.waiting_since + self.patience() * (1.0 if questioned else 0.5))
+            times.append(self.questioned + config.silence(self.rtt))
             if selected and active and self.direct:
                 times.append(self.last_heard + config.stale_after)
         elif self.state is PROBING:
             times.append(self._tries_end)
+        elif self.state is DOUBTED and self.unanswered >= config.dead_after:
+            times.append(self.since + config.dead_time)
         if now < self.down_until:
             times.append(self.down_until)
         return min(times)
@@ -337,11 +383,11 @@ class Path:
             case PathState.DOUBTED:
                 return self.last_ping + config.suspect_gap
             case PathState.LIVE:
-                if self.suspect:
-                    return self.last_ping + config.suspect_gap
+                if self.questioned < inf:
+                    return self.last_ping + config.question_gap
                 if not active:
                     return inf
-                if self.samples < config.burst:
+                if self._rtt.wanted:
                     return self.last_ping + config.burst_gap
                 if self.unanswered:
                     return self.last_ping + config.retry_gap
@@ -365,10 +411,12 @@ class Path:
                 self.doubt(now, f"silent for {now - self.waiting_since:.1f} s after a datagram")
             elif selected and active and self.direct and now >= stale_at:
                 self.doubt(now, f"silent for {now - self.last_heard:.0f} s")
-            elif not self.suspect and (now >= self.waiting_since + 0.5 * patience or self.sizes.wants_small):
-                self.suspect, self.sizes.wants_small = True, False
-                self.last_ping = -inf
-        elif self.state is DOUBTED and self.unanswered >= config.dead_after:
+            elif now >= self.questioned + config.silence(self.rtt):
+                self.doubt(now, f"{self._asked(now)} pings were not answered", deaf=True)
+            elif self.questioned == inf and (now >= self.waiting_since + 0.5 * patience or self.sizes.wants_small):
+                self.sizes.wants_small = False
+                self._question(now)
+        elif self.state is DOUBTED and self.unanswered >= config.dead_after and now >= self.since + config.dead_time:
             self._go(Event.GIVE_UP, now, f"{self.unanswered} pings were not answered")
             self._fell()
         elif self.state is PROBING and now >= self._tries_end:
@@ -378,10 +426,11 @@ class Path:
 
     def _expire(self, now: float) -> None:
         for tx, ping in list(self.pings.items()):
-            if not ping.missed and now >= ping.deadline:
+            over = now >= ping.sent_at + self._config.ping_life
+            if not ping.missed and (over or now >= ping.deadline):
                 ping.missed = True
                 self._missed(ping, now)
-            if now >= ping.sent_at + self._config.ping_life:
+            if over:
                 del self.pings[tx]
 
     def _missed(self, ping: Ping, now: float) -> None:
@@ -392,26 +441,33 @@ class Path:
         self.unanswered += 1
         if ping.train:
             self.quality.trained(False, now)
-        elif self.direct and self.state is LIVE:
+        elif self._counts(ping):
             self.quality.count(1, 1, now)
+
+    def _counts(self, ping: Ping) -> bool:
+        """Whether the fate of this small ping says something of the path's quality."""
+        return self.direct and self.state is LIVE and ping.sent_at >= self._calm_since
 
     # Changes.
 
-    def _measure(self, rtt: float) -> None:
-        # RFC 6298's smoothing; a plain mean until it has a few samples, which converges faster.
-        self.samples += 1
-        known = rtt if self.rtt is None or self.samples == 1 else self.rtt
-        self.rtt = known + (rtt - known) * max(1 / 8, 1 / self.samples)
+    def _question(self, now: float) -> None:
+        self.questioned, self.last_ping = now, -inf
+
+    def _asked(self, now: float) -> int:
+        return sum(ping.size == 0 and ping.sent_at >= self.questioned for ping in self.pings.values())
 
     def _alive(self, now: float, why: str) -> None:
         was = self.state
         if not self._go(Event.ANSWER, now, why):
             return
         self.proven = True
-        self.suspect = False
+        self.questioned = inf
+        self._calm_since = now
+        self._rtt.look_again()
         self._failures = 0
         self._tries, self._tries_end = [], inf
         self._back_off = self._config.back_off
+        self._gone = self._config.gone
         if not self.direct:
             return
         if was is DOUBTED:
@@ -423,7 +479,7 @@ class Path:
     def _fell(self) -> None:
         self.quality.forget()
         self.sizes.pause()
-        self.suspect = False
+        self.questioned = inf
         self.waiting_since = inf
         self.row = self.one_way = 0
         self._tries, self._tries_end = [], inf

@@ -25,11 +25,13 @@ class PathConfig:
     first_rtt: float = 0.15  # assumed until the first pong: silence limit 0.5 s
     suspect_gap: float = 0.175  # between pings of a doubted path: five of them take the second that it has
     deaf_after: int = 3  # pings in a row unanswered: the peer may not hear us, whatever we hear
-    dead_after: int = 5  # pings in a row unanswered: about 1 s
+    dead_after: int = 5  # pings in a row unanswered, and
+    dead_time: float = 0.7  # this long in doubt: a peer that collects its garbage must not lose its path
     stale_after: float = 6.0  # a selected direct path is asked every 5 s; silence beyond that is doubt
     one_way_after: int = 3  # pongs in a row without data on a path that we send on: the peer uses another path,
     one_way_patience: float = 4.0  # so its silence says less: wait this many times longer
     ask_again: float = 0.5  # at most this often, doubling, is a path asked because data came by another one
+    question_gap: float = 0.08  # between the pings of a question: three within the shortest limit of silence
     replay: float = 1.5  # what was sent longer ago QUIC has sent again
     stall: float = 0.1  # our own timer came this late: the silence was ours
 
@@ -40,6 +42,8 @@ class PathConfig:
     linger: float = 120.0  # nobody spoke to the peer for so long: its paths are left alone
     burst: int = 3  # RTT samples wanted soon after a path came alive
     burst_gap: float = 0.2
+    rtt_window: int = 4  # the least of so many samples counts: one pong that waited in a socket changes nothing
+    rtt_step: float = 2.0  # beyond this ratio it is another route, not jitter: believed without smoothing
 
     # Opening and coming back.
     tries: tuple[float, ...] = (0.0, 0.06, 0.15, 0.4)  # pings of a new path: they cross the peer's, jitter or not
@@ -50,6 +54,7 @@ class PathConfig:
     return_gap: float = 0.1
     gone: float = 2.0  # a relay that said "not here" is asked again after this
     ping_life: float = 5.0  # a pong later than this answers nothing
+    trusted_room: int = 16  # more of those that a handshake proved, or that our own relays are
     max_paths: int = 64  # per peer; a hostile peer cannot make us remember more
     strangers_per_s: float = 5.0  # unknown paths that may be added per second, after a burst of
     strangers_burst: float = 32.0
@@ -67,13 +72,18 @@ class PathConfig:
     loss_limit: float = 0.05
     loss_back: float = 0.02
     loss_packets: int = 50  # fewer say nothing
-    loss_samples: int = 3  # seconds: one burst (slow start, a scan of Wi-Fi) is not a bad path
+    loss_samples: int = 3  # seconds that are bad by themselves: a burst (slow start, a scan of Wi-Fi) is no bad path
     loss_window: float = 5.0  # seconds that count; longer only while they hold too few packets
     loss_memory: float = 30.0
-    settle: float = 1.0  # after a switch: losses of the old path are still being reported
+    settle: float = 2.0  # after a switch, a doubt, a stall: QUIC finds what was lost then up to 1.5 s later
+    taint: float = 1.0  # … and this long before a doubt it may have lost already
+    excuse: float = 6.0  # a path that is in trouble for longer is not disturbed but bad
     goodput_share: float = 0.5
     goodput_samples: int = 3
     goodput_memory: float = 600.0
+    busy_loss: float = 0.03  # at full speed a queue loses less than 1 %: more, second after second, is a policer of UDP
+    busy_samples: int = 4
+    busy_gain: float = 1.5  # … unless the relay was not so much faster when it was tried
     demote_hold: float = 30.0  # doubling with every demotion
     demote_cap: float = 900.0
     train_pings: int = 50  # asked of a demoted path before it may come back

@@ -3,8 +3,10 @@
 Not RTT and not whether the path is alive (path.py). Packets that QUIC reports and small pings both count as samples;
 only the owner knows when they mean something (the path is alive, no switch a moment ago). Called by path.py.
 
-  good      loss > 5 % over ≥ 50 packets in ≥ 3 samples (one standard deviation beyond, so that 2 % are never taken
-            for 5 %), or goodput under half of the relay's in 3 samples in a row     → demoted for 30 s, doubling
+  good      loss > 5 % over ≥ 50 packets without the worst sample, and in ≥ 3 samples (one standard deviation beyond,
+            so that 2 % are never taken for 5 %); goodput under half of the relay's in 3 samples in a row; loss ≥ 3 % in
+            4 samples in a row at full speed (not on a LAN, nor when the relay is known to be little faster)
+                                                                                     → demoted for 30 s, doubling
   demoted   the time is over                                                       → training: 50 pings, 0.1 s apart
   training  loss ≤ 2 %                                                             → good
             more                                                                   → demoted, twice as long
@@ -26,6 +28,7 @@ class Quality:
         self._window: deque[tuple[float, int, int]] = deque()  # time, sent, lost
         self._sent = self._lost = 0
         self._slow = 0  # goodput samples in a row under the limit
+        self._policed = 0  # samples in a row that lost at full speed
         self._hold = config.demote_hold
         self._until = inf  # when the training starts
         self._promoted_at = -inf
@@ -69,27 +72,48 @@ class Quality:
             window.popleft()
             self._sent -= first_sent
             self._lost -= first_lost
-        if self.demoted or self._sent < config.loss_packets or len(window) < config.loss_samples:
-            return
-        limit = config.loss_limit
-        if self._lost > limit * self._sent + sqrt(limit * (1 - limit) * self._sent):
+        if not self.demoted and self._loses():
             self._demote(f"loses {round(100 * self.loss)} %", now)
 
-    def carried(self, goodput: float, relay_goodput: float | None, now: float) -> None:
-        """B/s of a second in which the sender was never idle; `relay_goodput` as remembered, for a direct path."""
+    def _loses(self) -> bool:
+        limit, least = self._config.loss_limit, self._config.loss_packets
+        if self._lost <= limit * self._sent:
+            return False
+        _, worst_sent, worst_lost = max(self._window, key=lambda sample: sample[2])
+        sent, lost = self._sent - worst_sent, self._lost - worst_lost
+        bad = sum(lost > limit * sent for _, sent, lost in self._window)
+        enough = bad >= self._config.loss_samples and self._sent >= least
+        return enough and lost > limit * sent + sqrt(limit * (1 - limit) * sent)
+
+    def carried(self, goodput: float, loss: float, relay_goodput: float | None, now: float) -> None:
+        """B/s of a second in which the sender was never idle, and the share of its packets that were lost (0 where
+        nobody polices). `relay_goodput`: what a relay carries, as remembered; 0 for a relay itself."""
         config = self._config
         self.goodput = goodput if self.goodput is None else 0.5 * (self.goodput + goodput)
         self.goodput_at = now
-        if relay_goodput is None or self.demoted:
+        if self.demoted:
             return
-        self._slow = self._slow + 1 if goodput < config.goodput_share * relay_goodput else 0
+        relay = inf if relay_goodput is None else relay_goodput
+        is_slow = relay < inf and goodput < config.goodput_share * relay
+        is_policed = loss >= config.busy_loss and goodput * config.busy_gain < relay
+        self._slow = self._slow + 1 if is_slow else 0
+        self._policed = self._policed + 1 if is_policed else 0
         if self._slow >= config.goodput_samples:
-            self._demote(f"carries {_rate(self.goodput)}, the relay {_rate(relay_goodput)}", now)
+            self._demote(f"carries {_rate(self.goodput)}, the relay {_rate(relay)}", now)
+        elif self._policed >= config.busy_samples:
+            self._demote(f"loses {round(100 * loss)} % at full speed", now)
 
     def forget(self) -> None:
         """The path was dead or the network is another one: what was lost then says nothing."""
         self._window.clear()
-        self._sent = self._lost = self._slow = 0
+        self._sent = self._lost = self._slow = self._policed = 0
+
+    def taint(self, now: float) -> None:
+        """The path is in doubt: what was lost a moment ago was lost by that."""
+        while self._window and self._window[-1][0] > now - self._config.taint:
+            _, sent, lost = self._window.pop()
+            self._sent -= sent
+            self._lost -= lost
 
     def poll(self, now: float) -> bool:
         """Whether a ping of the train is to be sent now; its fate comes back by `trained`."""

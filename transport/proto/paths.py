@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import inf
 
 from transport.errors import Address
@@ -22,6 +21,8 @@ from transport.proto.addresses import Candidate, NatKind, PathId, PathKind
 from transport.proto.birthday import Shot
 from transport.proto.disco_frames import SEAL_OVERHEAD, TRANSACTION_BYTES, Call, encode
 from transport.proto.path import CANDIDATE, DEAD, DOUBTED, LIVE, PROBING, Path
+from transport.proto.path_actions import Action, Counters, Replay, SendPing
+from transport.proto.path_calm import Calm
 from transport.proto.path_config import DEFAULT_MAX_SIZE, RELAY_SIZE, UNPROBED_SIZE, PathConfig
 from transport.proto.path_policy import Decision, PathState, PathView, Tier, choose
 from transport.proto.punch import Aim, CloseSockets, OpenSockets, Punch, SendCall
@@ -29,6 +30,7 @@ from transport.proto.punch import Aim, CloseSockets, OpenSockets, Punch, SendCal
 RELAY_FRAME_OVERHEAD = 35  # type, key, length
 
 __all__ = [
+    "Action",
     "CloseSockets",
     "Counters",
     "Decision",
@@ -42,40 +44,6 @@ __all__ = [
     "SendPing",
     "Tier",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class SendPing:
-    """Send Ping(tx) on this path; a padded one when size is not 0: then the sealed datagram has `size` bytes."""
-
-    path: PathId
-    tx: bytes
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """Send again on this path what was sent since `since`: the path it went by is in doubt."""
-
-    path: PathId
-    since: float
-
-
-Action = SendPing | SendCall | OpenSockets | CloseSockets | Replay
-
-
-@dataclass(slots=True)
-class Counters:
-    """What happened, for status and tests."""
-
-    pings: int = 0
-    pongs: int = 0
-    unknown_pongs: int = 0  # no ping asked for them, or too late
-    strangers: int = 0  # unknown paths that were not looked at: too many at once
-    calls: int = 0
-    relay_bytes: int = 0  # spent on calls
-    switches: int = 0
-    replays: int = 0
 
 
 def kind_of(address: Address) -> PathKind | None:
@@ -110,6 +78,8 @@ class PeerPaths:
         self._shots: dict[bytes, tuple[Shot, float]] = {}
         self._wanted_at = self._used_at = -inf
         self._strangers, self._strangers_at = config.strangers_burst, now
+        self._calm = Calm(config, now)
+        self._worried = False  # about the selected path, which is a direct one
         self._had_direct = False
         self._call_again = False  # the network changed: call even though a direct path is not dead yet
         self._due = inf
@@ -129,6 +99,11 @@ class PeerPaths:
         known = self._paths.get(path)
         return known.size if known is not None else RELAY_SIZE if path.relay else UNPROBED_SIZE
 
+    def kind(self, path: PathId) -> PathKind:
+        """What the path is called."""
+        known = self._paths.get(path)
+        return known.kind if known is not None else PathKind.RELAY if path.relay else PathKind.PUBLIC
+
     def views(self, now: float) -> list[PathView]:
         """All paths, as the policy and people see them."""
         home = self._punch.their_relays[:1]
@@ -138,6 +113,10 @@ class PeerPaths:
     def relays_of_peer(self) -> tuple[str, ...]:
         """Relays where the peer says it can be found, its home first; () until it has called or answered."""
         return self._punch.their_relays
+
+    def recall(self, earlier: PeerPaths) -> None:
+        """The peer has restarted, and this machine begins where `earlier` ends: what was said in calls holds."""
+        self._punch.recall(earlier._punch)
 
     # Inputs.
 
@@ -195,7 +174,7 @@ class PeerPaths:
         """That relay says that the peer is not there."""
         known = self._paths.get(PathId(relay=url))
         if known is not None and known.down_until != inf:
-            known.lose(now, "the peer is not at this relay", now + self._config.gone)
+            known.gone(now)
         self._update(now)
 
     def on_ping(self, path: PathId, kind: PathKind, now: float, max_size: int = DEFAULT_MAX_SIZE) -> None:
@@ -204,9 +183,14 @@ class PeerPaths:
         if known is not None:
             known.last_heard = now
             self._welcome(known, now)
+            selected = self._selected
+            if not known.direct and selected is not None and selected.direct and selected.ask_again(now):
+                self._worried = True  # the peer is, and has asked our relay
+                self._reckon(now)
 
     def on_pong(self, path: PathId, tx: bytes, observed: Address | None, now: float) -> None:
         """An authenticated pong arrived by this path. `observed` concerns the surroundings, not this machine."""
+        self._catch_up(now)
         known = self._paths.get(path)
         shot = self._shots.pop(tx, None)
         if known is None and shot is not None and shot[0].path == path and now < shot[1]:
@@ -229,7 +213,7 @@ class PeerPaths:
             relay.last_heard = now
             self._welcome(relay, now)
         self._punch.on_call(call, relay_url, now)
-        self._reckon(now)
+        self._update(now)
 
     def heard(self, path: PathId, now: float) -> None:
         """Datagrams of an authenticated connection came by this path. Unknown paths: see `hint`."""
@@ -250,8 +234,11 @@ class PeerPaths:
 
     def hint(self, path: PathId, kind: PathKind, now: float, max_size: int = DEFAULT_MAX_SIZE) -> None:
         """QUIC bytes for a live connection of this peer came from an unproven source: ask there."""
+        is_new = path not in self._paths
         known = self._add(path, kind, now, max_size)
         if known is not None:
+            if is_new:
+                self._disturb(now)
             self._welcome(known, now)
 
     def sent(self, path: PathId, size: int, now: float) -> None:
@@ -270,13 +257,16 @@ class PeerPaths:
                 self._due = min(self._due, known.sizes.due)
 
     def sample(self, path: PathId, sent: int, lost: int, goodput_Bps: float | None, now: float) -> None:
-        """A second of QUIC on this path: packets sent, found lost, and B/s if the sender was never idle."""
+        """A second of QUIC on this path: packets sent, found lost, and B/s if the sender was never idle.
+
+        It counts when nothing has happened to the paths since long before that second.
+        """
         known = self._paths.get(path)
-        settled = now - self.decision.since >= self._config.settle
-        if known is None or known.state is not LIVE or not settled:
+        if not self._calm.sample(now) or known is None or known.state is not LIVE:
             return
         if goodput_Bps is not None:
-            known.quality.carried(goodput_Bps, self._relay_goodput(now) if known.direct else None, now)
+            loss = lost / max(1, sent) if known.kind in (PathKind.PUBLIC, PathKind.PUNCHED) else 0.0
+            known.quality.carried(goodput_Bps, loss, self._relay_goodput(now) if known.direct else 0.0, now)
         if known.direct:
             known.quality.count(sent, lost, now)
         self._update(now)
@@ -285,6 +275,7 @@ class PeerPaths:
         """Interfaces changed, or we woke from sleep: doubt everything, ask everything at once, call again."""
         self._punch.changed(network=True)
         self._shots.clear()
+        self._disturb(now)
         for path in self._paths.values():
             path.network_changed(now)
             if path.state in (CANDIDATE, DEAD) and self._active(now):
@@ -301,10 +292,7 @@ class PeerPaths:
 
     def poll(self, now: float) -> list[Action]:
         """Let time pass; what to do now."""
-        late = now - self._due
-        if self._config.stall < late < inf:
-            for path in self._paths.values():
-                path.shift(late, now)
+        self._catch_up(now)
         active = self._active(now)
         actions: list[Action] = []
         self._look_for_direct(now)
@@ -316,6 +304,7 @@ class PeerPaths:
                 path.ask(now)
             for size, train in path.poll(now, path is self._selected, active):
                 actions.append(self._ping(path, size, train, now))
+        self._ask_backup(now)
         self._forget(actions, now)
         self._update(now)
         if self._do_punch(actions, now):  # a path came alive or died: what follows for punching follows now
@@ -326,6 +315,28 @@ class PeerPaths:
             self._replay = None
             self._reckon(now)
         return actions
+
+    def _catch_up(self, now: float) -> None:
+        # Our own timer is late: we stood still, and what waits in the sockets has waited as long.
+        late = now - self._due
+        if self._config.stall < late < inf:
+            for path in self._paths.values():
+                path.shift(late, now)
+            self._due = now
+            self._disturb(now)
+
+    def _disturb(self, now: float) -> None:
+        if self._calm.disturb(now) and self._selected is not None:
+            self._selected.quality.taint(now)
+
+    def _ask_backup(self, now: float) -> None:
+        # In question, a path is backed soon: does the relay answer? And the peer, which hears us ask there, asks the
+        # path too: it may hear us well by it and not know that we do not hear its answers.
+        selected = self._selected
+        worried = selected is not None and selected.direct and selected.in_question
+        if worried and not self._worried and (url := self._best_relay(now)) is not None:
+            self._paths[PathId(relay=url)].ask_again(now)
+        self._worried = worried
 
     def _ping(self, path: Path, size: int, train: bool, now: float) -> SendPing:
         tx = self._random(TRANSACTION_BYTES)
@@ -398,7 +409,7 @@ class PeerPaths:
         if known.state is LIVE:
             return
         if known.state is CANDIDATE or (known.state is DEAD and not known.proven):
-            known.ask(now)
+            known.ask(now, once=known.direct)
             self._update(now)  # a relay is of use from now on
         elif known.ask_again(now):
             self._reckon(now)
@@ -420,21 +431,23 @@ class PeerPaths:
                 self.counters.strangers += 1
                 return None
             self._strangers -= 1
-        if len(self._paths) >= config.max_paths and not self._make_room():
+        room = config.max_paths + (config.trusted_room if trusted else 0)
+        if len(self._paths) >= config.max_paths and not self._make_room() and len(self._paths) >= room:
             self.counters.strangers += 1
             return None
-        known = self._paths[path] = Path(path, kind, now, config, max_size)
+        known = self._paths[path] = Path(path, self._punch.called(path, kind), now, config, max_size)
         return known
 
     def _make_room(self) -> bool:
         spare = [
             path
             for path in self._paths.values()
-            if path.direct and path is not self._selected and path.state in (DEAD, CANDIDATE, PROBING)
+            if path is not self._selected
+            and (path.state in (DEAD, CANDIDATE, PROBING) if path.direct else path.down_until == inf)
         ]
         if not spare:
             return False
-        victim = min(spare, key=lambda path: (path.proven, path.state is not DEAD, path.since))
+        victim = min(spare, key=lambda path: (path.keep, path.proven, path.state is not DEAD, path.since))
         del self._paths[victim.path]
         return True
 
@@ -470,6 +483,10 @@ class PeerPaths:
 
     def _update(self, now: float) -> None:
         """Decide anew, tell the punch, and reckon when `poll` is due. After everything that is not hot."""
+        if self._punch.knows_more:
+            self._punch.knows_more = False
+            for path in self._paths.values():
+                path.kind = self._punch.called(path.path, path.kind)
         direct = [path.state for path in self._paths.values() if path.direct]
         has_direct = LIVE in direct or DOUBTED in direct
         if LIVE in direct and not self._punch.has_direct:
@@ -480,6 +497,9 @@ class PeerPaths:
         was = self.decision
         self.decision = choose(self.views(now), was, now, self._config, self._punch.verdict)
         primary, duplicate = self.decision.primary, self.decision.duplicate
+        doubted = self._selected is not None and self._selected.state is DOUBTED
+        if doubted or (primary, duplicate) != (was.primary, was.duplicate):
+            self._disturb(now)
         if primary != was.primary:
             self.counters.switches += was.primary is not None
             self._selected = None if primary is None else self._paths[primary]

@@ -50,6 +50,7 @@ from transport.proto.disco_frames import (
 from transport.proto.path_config import PathConfig
 
 NEEDS_NO_PUNCH = frozenset({CandidateSource.MAPPED, CandidateSource.GIVEN})
+BEHIND_NAT = frozenset({NatKind.EASY, NatKind.HARD})
 
 
 class Plan(StrEnum):
@@ -147,6 +148,7 @@ class Punch:
         self._mine_goes_first = me < peer
         self._config, self._random, self._classify = config, random_bytes, classify
         self._mine, self._theirs = _Side(), _Side()
+        self._told = NatKind.UNKNOWN  # what the peer was told last of ours
         self._relays: tuple[str, ...] = ()
         self._stage = _Stage.IDLE
         self._relay = ""
@@ -170,6 +172,7 @@ class Punch:
         self._shot: tuple[float, Shot] = (inf, Shot(PathId(), PathKind.PUNCHED))
         self._birthday_end = inf
         self.has_direct = False  # kept by paths.py: a direct path is live
+        self.knows_more = False  # for paths.py: paths may be called something else now
         self.their_relays: tuple[str, ...] = ()
         self.verdict = ""
 
@@ -183,7 +186,22 @@ class Punch:
         """When `poll` has something to do."""
         return -inf if self._out else min(self._next, self._shot[0])
 
+    def called(self, path: PathId, kind: PathKind) -> PathKind:
+        """What both sides call a path: both know what they told each other in calls, and the kind of its address.
+
+        Punched is what leads from behind one NAT to behind another; IPv6 has none.
+        """
+        if kind not in (PathKind.PUBLIC, PathKind.PUNCHED):
+            return kind
+        punched = {self._told, self._theirs.nat} <= BEHIND_NAT and ":" not in path.address[0]
+        return PathKind.PUNCHED if punched else PathKind.PUBLIC
+
     # Inputs.
+
+    def recall(self, earlier: Punch) -> None:
+        """Start with what was said in the calls of another one, with the same peer."""
+        self._told, self._theirs, self.their_relays = earlier._told, earlier._theirs, earlier.their_relays
+        self.knows_more = True
 
     def local(
         self, candidates: Sequence[Candidate], nat: NatKind, port_delta: int, relays: Sequence[str], now: float
@@ -362,10 +380,12 @@ class Punch:
             candidates=() if brief else mine.candidates,
             relays=() if brief else self._relays,
         )
+        self._told, self.knows_more = mine.nat, True
         self._out.append(SendCall(self._relay, call))
 
     def _note(self, call: Call) -> None:
         self._ignored = 0
+        self.knows_more = True
         self._theirs = _Side(call.candidates[:MAX_CANDIDATES], call.nat, call.port_delta)
         self.their_relays = call.relays[:MAX_RELAYS]
 
@@ -397,7 +417,7 @@ class Punch:
     def _aims(self) -> list[tuple[Address, PathKind]]:
         found: dict[Address, PathKind] = {}
         for candidate in self._theirs.candidates:
-            kind = self._kind(candidate.address)
+            kind = self._classify(candidate.address)
             if kind is None:
                 continue
             local = kind in (PathKind.LAN, PathKind.LOOPBACK) or ":" in candidate.address[0]
@@ -428,11 +448,6 @@ class Punch:
             and ":" not in candidate.address[0]
             and self._classify(candidate.address) is not None
         ]
-
-    def _kind(self, address: Address) -> PathKind | None:
-        kind = self._classify(address)
-        behind_nat = NatKind.NONE not in (self._mine.nat, self._theirs.nat)
-        return PathKind.PUNCHED if kind is PathKind.PUBLIC and behind_nat else kind
 
     # Birthday.
 

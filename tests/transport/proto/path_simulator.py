@@ -114,7 +114,10 @@ class Node:
     log: list[tuple[float, str]] = field(default_factory=list)
     count: Counter[str] = field(default_factory=Counter)
     by_path: Counter[str] = field(default_factory=Counter)
-    paused: bool = False
+    switched_at: list[float] = field(default_factory=list)
+    primary: PathId | None = None
+    paused: bool = False  # its process does not run; what arrives waits
+    waiting: list[tuple[PathId, Packet]] = field(default_factory=list)
 
     @property
     def key(self) -> bytes:
@@ -143,6 +146,7 @@ class Simulation:
         self.random = Random(seed)
         self.a, self.b = a, b
         self.links = {(a.name, b.name): Link(delay), (b.name, a.name): Link(delay)}
+        self.lanes: dict[int, Link] = {}  # other links for other ports of node a, so that there are several paths
         self.lan_delay = 0.0005
         self.relay_links = {url: Link(relay_delay) for url in relays}
         self.config = config or PathConfig()
@@ -211,6 +215,18 @@ class Simulation:
                 heapq.heappop(self._queue)[2]()
         self.now = end
 
+    def pause(self, node: Node, seconds: float) -> None:
+        """Its process is stopped for so long; then it reads its socket first, as an event loop does."""
+        node.paused = True
+
+        def resume() -> None:
+            node.paused = False
+            waiting, node.waiting = node.waiting, []
+            for path, packet in waiting:
+                self._arrive(node, path, packet)
+
+        self.at(seconds, resume)
+
     def link(self, source: Node, to: Node) -> Link:
         return self.links[source.name, to.name]
 
@@ -237,6 +253,9 @@ class Simulation:
                 self._act(node, action)
         else:
             raise AssertionError(f"{node.name} is busy for ever at {self.now}")
+        if node.paths.decision.primary != node.primary:
+            node.primary = node.paths.decision.primary
+            node.switched_at.append(self.now)
         text = node.paths.decision.reason
         if not node.log or node.log[-1][1] != text:
             node.log.append((self.now, text))
@@ -259,6 +278,8 @@ class Simulation:
                         self._send(node, path, packet)
 
     def _request(self, size: int) -> None:
+        if self.a.paused:
+            return
         number = next(self._numbers)
         self.asked_at[number] = self.now
         self._data(self.a, Packet("request", size, number=number))
@@ -294,7 +315,8 @@ class Simulation:
         if node.nat is not None and node.nat.kind is NatKind.BLOCKED:
             return
         source = inside if node.nat is None else node.nat.out(inside, path.address)
-        link = self.link(node, other)
+        port = source[1] if node is self.a else path.address[1]
+        link = self.lanes.get(port) or self.link(node, other)
         if not link.up or packet.size + 28 > link.mtu or self.random.random() < link.loss:
             return
         self.at(self._delay(link), lambda: self._enter(other, source, path.address, packet))
@@ -310,6 +332,9 @@ class Simulation:
             self._arrive(node, PathId(source, socket=socket), packet)
 
     def _arrive(self, node: Node, path: PathId, packet: Packet) -> None:
+        if node.paused:
+            node.waiting.append((path, packet))
+            return
         paths, now = node.paths, self.now
         kind = PathKind.RELAY if path.relay else kind_of(path.address)
         assert kind is not None

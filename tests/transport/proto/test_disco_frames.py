@@ -134,7 +134,7 @@ def test_addresses_where_nobody_can_be_are_left_out(address: str) -> None:
         ("", "0 bytes"),
         ("00" * (MAX_PLAINTEXT + 1), f"{MAX_PLAINTEXT + 1} bytes"),
         ("7f00", "unknown type 0x7f"),
-        ("01" + "00" * 11, "PING is cut short"),
+        ("01" + "00" * 11, "shorter than its answer"),
         ("02" + "00" * 12, "PONG is cut short"),
         ("02" + "00" * 12 + "05", "unknown family 5"),
         ("02" + "00" * 12 + "04c0000201", "PONG is cut short"),
@@ -206,3 +206,10 @@ def decode_anything(plaintext: bytes) -> None:
         assert len(message.candidates) <= 16
         assert len(message.relays) <= 3
     assert decode(encode(message)) == message
+
+
+def test_a_ping_shorter_than_its_answer_is_refused() -> None:
+    shortest = encode(Ping(bytes(12)))
+    assert decode(shortest) == Ping(bytes(12))
+    with pytest.raises(DiscoError, match="shorter than its answer"):
+        decode(shortest[:-1])

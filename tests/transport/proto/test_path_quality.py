@@ -41,13 +41,43 @@ def test_fewer_than_fifty_packets_say_nothing() -> None:
     assert quality.demoted == ""
     assert quality.loss == 0.0
     quality.count(12, 6, 4.0)
+    quality.count(12, 6, 5.0)
     assert quality.demoted == "loses 50 %"
 
 
-def test_one_bad_second_says_nothing() -> None:
+@pytest.mark.parametrize("first", [[(558, 164)], [(260, 101), (152, 19)], [(1153, 62)]])
+def test_slow_start_says_nothing(first: list[tuple[int, int]]) -> None:
+    """As seen on links of 10, 4 and 20 Mbit/s, after pings that were all answered."""
     quality = Quality(CONFIG)
-    quality.count(1000, 400, 1.0)
+    for at in range(3):
+        quality.count(1, 0, float(at))
+    for at, (sent, lost) in enumerate([*first, *[(500, 2)] * 10]):
+        quality.count(sent, lost, 3.0 + 0.75 * at)
+        quality.carried(5e5, lost / sent, None, 3.0 + 0.75 * at)
+        assert quality.demoted == ""
+
+
+def test_a_policer_shows_at_full_speed() -> None:
+    """3 Mbit/s for UDP: the sender settles at 4 to 6 % of loss; as seen, from the first sample on."""
+    quality = Quality(CONFIG)
+    for at, (sent, lost) in enumerate([(420, 276), (186, 10), (207, 9), (207, 11), (205, 10)]):
+        assert quality.demoted == ""
+        quality.count(sent, lost, 0.75 * at)
+        quality.carried(3.6e5, lost / sent, None, 0.75 * at)
+        if quality.demoted:
+            break
+    assert quality.demoted == "loses 5 % at full speed"
+
+
+def test_a_policer_is_borne_when_the_relay_is_no_faster() -> None:
+    quality = Quality(CONFIG)
+    for at in range(60):
+        quality.count(200, 9, 0.75 * at)
+        quality.carried(3.6e5, 0.045, 5.0e5, 0.75 * at)
     assert quality.demoted == ""
+    for at in range(60, 70):
+        quality.carried(3.6e5, 0.045, 6.0e5, 0.75 * at)
+    assert quality.demoted == "loses 4 % at full speed"
 
 
 def train(quality: Quality, start: float, lost: int) -> tuple[float, int]:
@@ -99,11 +129,11 @@ def test_a_path_that_was_good_for_long_starts_anew() -> None:
 def test_goodput_under_half_of_the_relays() -> None:
     quality = Quality(CONFIG)
     for goodput in (2e6, 2e6, 4e6, 2e6, 2e6):
-        quality.carried(goodput, 6e6, 1.0)
+        quality.carried(goodput, 0.0, 6e6, 1.0)
     assert quality.demoted == ""
-    quality.carried(2e6, 6e6, 1.0)
+    quality.carried(2e6, 0.0, 6e6, 1.0)
     assert quality.demoted.startswith("carries ")
     other = Quality(CONFIG)
     for _ in range(10):
-        other.carried(1.0, None, 1.0)  # nothing is known of a relay
+        other.carried(1.0, 0.0, None, 1.0)  # nothing is known of a relay
     assert other.demoted == ""

@@ -5,13 +5,13 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.proto.relay_choice import HomeChoice, RelayView
+from transport.proto.relay_choice import HomeCandidate, HomeChoice
 
 NEAR, FAR, FARTHER = "https://near.example", "https://far.example", "https://farther.example"
 
 
-def view(url: str, rtt_ms: float | None = None, measured: int = 1, up: bool = True) -> RelayView:
-    return RelayView(url, up, None if rtt_ms is None else rtt_ms / 1000, measured)
+def view(url: str, rtt_ms: float | None = None, measured: int = 1, up: bool = True) -> HomeCandidate:
+    return HomeCandidate(url, up, None if rtt_ms is None else rtt_ms / 1000, measured)
 
 
 def test_the_first_that_is_up_is_home_until_a_clearly_nearer_one_is_measured() -> None:
@@ -108,7 +108,7 @@ def test_twenty_per_cent_of_noise_change_nothing() -> None:
 
 VIEWS = st.lists(
     st.builds(
-        RelayView,
+        HomeCandidate,
         st.sampled_from([NEAR, FAR, FARTHER, "http://127.0.0.1:1"]),
         st.booleans(),
         st.none() | st.floats(0, 10),
@@ -120,7 +120,7 @@ VIEWS = st.lists(
 
 
 @given(st.lists(st.tuples(VIEWS, st.booleans()), max_size=20))
-def test_home_and_second_are_two_of_those_that_are_known(rounds: list[tuple[list[RelayView], bool]]) -> None:
+def test_home_and_second_are_two_of_those_that_are_known(rounds: list[tuple[list[HomeCandidate], bool]]) -> None:
     choice = HomeChoice()
     for views, settled in rounds:
         choice.update(views, settled)
