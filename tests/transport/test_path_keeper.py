@@ -119,6 +119,35 @@ async def test_a_candidate_becomes_the_path_once_it_has_answered(alice: Kept, bo
     assert decision.reason.startswith("direct")
 
 
+async def test_engines_are_woken_when_a_doubted_path_is_backed_by_another(alice: Kept, bob: Kept) -> None:
+    alice.keeper.relay_changed(RELAY, up=True, own=True)
+    alice.keeper.want(BOB.peer_id, [B])
+    await asyncio.sleep(0)
+    deliver(alice, bob, PathId(A))
+    deliver(bob, alice, PathId(B))
+    alice.switches.clear()
+    alice.keeper.network_changed()
+    decision = alice.keeper.decision(BOB.peer_id)
+    assert decision is not None
+    assert decision.duplicate == PathId(relay=RELAY)
+    assert alice.switches == [Switch(lossy=True, rtt=None)]
+
+
+async def test_a_path_is_called_anew_when_both_know_of_their_nats(alice: Kept, bob: Kept) -> None:
+    alice.keeper.set_local((), NatKind.EASY, 0, (RELAY,))
+    alice.keeper.relay_changed(RELAY, up=True, own=True)
+    alice.keeper.want(BOB.peer_id, [B])
+    await asyncio.sleep(0)
+    deliver(alice, bob, PathId(A))
+    deliver(bob, alice, PathId(B))
+    route = alice.keeper.route(BOB.peer_id)
+    assert route is not None
+    kinds = [route.path.kind]
+    call = Call(CallStage.CALL, b"session1", b"boot-one", 1, NatKind.EASY, 0, (), (RELAY,))
+    alice.keeper.on_disco(sealed(BOB, ALICE, encode(call)), PathId(relay=RELAY), BOB.peer_id)
+    assert [*kinds, route.path.kind] == [PathKind.PUBLIC, PathKind.PUNCHED]
+
+
 async def test_an_answer_is_never_larger_than_the_question(bob: Kept) -> None:
     question = sealed(ALICE, BOB, encode(Ping(bytes(12))))
     bob.keeper.on_disco(question, PathId(A), None)

@@ -1,7 +1,7 @@
 """Everything about the ways to one peer: what to ping, when to call, which path to use now. PURE.
 
 `PeerPaths` holds one machine per path (path.py), the sessions that open new ones (punch.py), and the decision
-(path_policy.py). It sends nothing: whoever owns it (peer_socket.py) feeds it what happened, carries out the actions
+(path_policy.py). It sends nothing: whoever owns it (path_keeper.py) feeds it what happened, carries out the actions
 that `poll` returns, and calls `poll` again when `timer()` says so. After every input, also `sent` and `heard`, look
 at `timer()` and `decision`; both are plain attribute reads. Read the sockets before `poll`: what waits in them is not
 silence.

@@ -348,14 +348,13 @@ class Simulation:
             case "call":
                 assert packet.call is not None
                 paths.on_call(packet.call, path.relay, now)
-            case "request":
+            case "request" if packet.number not in self._served:  # QUIC does not tell a second copy from a forgery
                 self._hear(node, path, kind)
-                if packet.number not in self._served:
-                    self._served.add(packet.number)
-                    self._data(node, Packet("answer", packet.size, number=packet.number))
-            case "answer":
+                self._served.add(packet.number)
+                self._data(node, Packet("answer", packet.size, number=packet.number))
+            case "answer" if packet.number not in self.answered:
                 self._hear(node, path, kind)
-                self.answered.setdefault(packet.number, now - self.asked_at[packet.number])
+                self.answered[packet.number] = now - self.asked_at[packet.number]
 
     def _hear(self, node: Node, path: PathId, kind: PathKind) -> None:
         if any(view.path == path for view in node.paths.views(self.now)):
