@@ -27,6 +27,7 @@ from transport.proto.disco_seal import NONCE_BYTES, DiscoBox, ReplayGuard, sende
 from transport.proto.path_config import PathConfig
 from transport.proto.path_policy import Decision, PathState, PathView
 from transport.proto.paths import (
+    Counters,
     Action,
     CloseSockets,
     OpenSockets,
@@ -254,6 +255,11 @@ class PathKeeper:
         """Every path to a peer, for people."""
         kept = self._peers.get(peer)
         return kept.paths.views(self._loop.time()) if kept is not None else []
+
+    def punching(self, peer: PeerId) -> Counters | None:
+        """What finding paths to a peer has cost, for those who measure."""
+        kept = self._peers.get(peer)
+        return kept.paths.counters if kept is not None else None
 
     def decision(self, peer: PeerId) -> Decision | None:
         """Which path the peer's datagrams take, and why."""

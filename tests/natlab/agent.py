@@ -300,12 +300,17 @@ class Agent:
         decision = self._endpoint.decision(peer)
         if decision is None or decision.primary is None:
             return {"path": "", "via": "", "reason": "" if decision is None else decision.reason, "doubled": False}
-        kinds = {view.path: str(view.kind) for view in self._endpoint.paths(peer)}
+        views = self._endpoint.paths(peer)
+        kinds = {view.path: str(view.kind) for view in views}
+        relayed = [view.rtt for view in views if view.path.relay and view.rtt is not None]
+        cost = self._endpoint.reach.paths.punching(peer)
         return {
             "path": kinds.get(decision.primary, "unknown"),
             "via": str(decision.primary),
             "reason": decision.reason,
             "doubled": decision.duplicate is not None,
+            "relay_rtt_ms": _ms(min(relayed, default=None)),
+            "call_bytes": 0 if cost is None else cost.relay_bytes,
         }
 
     def _connection(self, peer: PeerId) -> Connection:

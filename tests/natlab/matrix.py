@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -31,6 +32,7 @@ RELAY_LINK = LinkOptions(delay_ms=5.0)  # 60 ms over a relay
 DIRECT_SECONDS = 5.0  # a punch that can work is over long before
 STAY_SECONDS = 0.5  # … and a relayed pair is looked at once more after this
 FIRST_BYTE_SECONDS = 20.0
+LUCK_SECONDS = 15.0  # a punch with many sockets is to be over by then
 STARTED_AT_ONCE = 4
 MARKS = {"": "FAIL", "relay": "relay", "punched": "punched", "direct-public": "direct", "direct-lan": "lan"}
 
@@ -49,6 +51,8 @@ class Row:
     via: str = ""
     reason: str = ""
     relay_bytes: int = 0
+    relay_rtt_ms: float | None = None
+    call_bytes: int = 0
     error: str = ""
 
     @property
@@ -123,7 +127,14 @@ async def meet(lab: Lab, left: Agent, right: Agent, row: Row, luck_seconds: floa
         except AgentError:
             pass
         last = await left.ask("ping", peer=right.peer)
-        row = replace(row, path=last["path"], via=last["via"], reason=last["reason"])
+        row = replace(
+            row,
+            path=last["path"],
+            via=last["via"],
+            reason=last["reason"],
+            relay_rtt_ms=last.get("relay_rtt_ms"),
+            call_bytes=last.get("call_bytes", 0),
+        )
     except AgentError as error:
         row = replace(row, error=str(error))
     used = lab.stats()[link]["other_bytes"] - before
@@ -167,12 +178,44 @@ def grid(rows: Sequence[Row], sites: Sequence[str]) -> str:
     return "\n".join([head, *(f"{a:14}" + "".join(f"{cells.get((a, b), ''):>14}" for b in sites) for a in sites)])
 
 
+def summary(rows: Sequence[Row]) -> list[str]:
+    """The figures that matter of all pairs together."""
+    lines = []
+    first = [row.first_byte_ms for row in rows if row.first_byte_ms is not None]
+    trips = [row.first_byte_ms / row.relay_rtt_ms for row in rows if row.first_byte_ms and row.relay_rtt_ms]
+    if first and trips:
+        p50, p95 = _percentiles(first)
+        lines.append(
+            f"first byte: p50 {p50:.0f} ms, p95 {p95:.0f} ms; in round trips over the relay:"
+            f" p50 {_percentiles(trips)[0]:.2f}, p95 {_percentiles(trips)[1]:.2f}"
+        )
+    sure = [row for row in rows if row.hope is Hope.DIRECT]
+    direct = [row.direct_ms for row in sure if row.direct_ms is not None]
+    if direct:
+        p50, p95 = _percentiles(direct)
+        lines.append(f"direct where it can be: {len(direct)} of {len(sure)}, p50 {p50:.0f} ms, p95 {p95:.0f} ms")
+    lucky = [row for row in rows if row.hope is Hope.LUCK]
+    met = [row.direct_ms for row in lucky if row.direct_ms is not None and row.direct_ms <= LUCK_SECONDS * 1e3]
+    if met:
+        p50, p95 = _percentiles(met)
+        share = f"{len(met)} of {len(lucky)} within {LUCK_SECONDS:.0f} s"
+        lines.append(f"hard × easy: {share}, p50 {p50 / 1e3:.1f} s, p95 {p95 / 1e3:.1f} s")
+    lines.append(f"calls over the relay: at most {max(row.call_bytes for row in rows)} bytes per side and pair")
+    return lines
+
+
+def _percentiles(values: Sequence[float]) -> tuple[float, float]:
+    ordered = sorted(values)
+    return statistics.median(ordered), ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+
+
 async def main() -> int:
     """Run with the flags from the command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="natlab", description="NAT × NAT, in a small Internet of this machine.")
     parser.add_argument("--sites", default=",".join(SITES), help=f"some of {', '.join(SITES)}")
     parser.add_argument("--jobs", type=int, default=4, help="pairs at one time (default 4)")
     parser.add_argument("--luck", type=float, default=16.0, help="seconds to wait for a birthday punch (default 16)")
+    parser.add_argument("--times", type=int, default=1, help="the whole matrix so many times, in a lab of its own each")
     parser.add_argument("--json", action="store_true", help="one JSON object at the end instead of lines")
     parser.add_argument("--verbose", action="store_true", help="agents log")
     given = parser.parse_args()
@@ -184,19 +227,22 @@ async def main() -> int:
         return 1
     rows: list[Row] = []
     start = time.monotonic()
-    with Lab(seed=1) as lab:
-        flags = ("--verbose",) if given.verbose else ()
-        async for row in run(lab, sites, jobs=given.jobs, luck_seconds=given.luck, both_ways=True, flags=flags):
-            rows.append(row)
-            if not given.json:
-                print(line(row), flush=True)
-        lost = lab.ring_drops()
+    flags = ("--verbose",) if given.verbose else ()
+    lost: dict[str, int] = {}
+    for seed in range(given.times):
+        with Lab(seed=seed + 1) as lab:
+            async for row in run(lab, sites, jobs=given.jobs, luck_seconds=given.luck, both_ways=True, flags=flags):
+                rows.append(row)
+                if not given.json:
+                    print(line(row), flush=True)
+            lost |= lab.ring_drops()
     seconds = round(time.monotonic() - start, 1)
     wrong = [row for row in rows if row.wrong]
     if given.json:
         print(json.dumps({"seconds": seconds, "lab_drops": lost, "rows": [asdict(row) for row in rows]}, indent=1))
     else:
         print("\n" + grid(rows, sites))
+        print("\n" + "\n".join(summary(rows)))
         print(
             f"\n{len(rows)} pairs in {seconds:.0f} s, {len(wrong)} did not reach what they can; lab drops: {lost or 0}"
         )
