@@ -27,9 +27,9 @@ from transport.proto.disco_seal import NONCE_BYTES, DiscoBox, ReplayGuard, sende
 from transport.proto.path_config import PathConfig
 from transport.proto.path_policy import Decision, PathState, PathView
 from transport.proto.paths import (
-    Counters,
     Action,
     CloseSockets,
+    Counters,
     OpenSockets,
     PeerPaths,
     Replay,
