@@ -57,6 +57,7 @@ class RelayConfig:
     linger: float = 2.0  # how long last words may take
     drain_timeout: float = 2.0
     restart_min: float = 1.0  # how long a restart takes
+    list_retry_after: float = 20.0  # whoever runs the relay may add the key at any moment
     replaced_retry_after: float = 300.0  # the key is in use; whoever asks sooner only replaces its twin
     overloaded_retry_after: float = 30.0
 

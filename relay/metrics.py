@@ -46,6 +46,7 @@ class Counts:
         "frames_disco",
         "logins",
         "reflected",
+        "strangers",
         "unreflected",
     )
 
@@ -57,6 +58,7 @@ class Counts:
         self.drops: Counter[Drop] = Counter()
         self.logins: Counter[str] = Counter()  # by result: "ok", or the name of a RefusalCode in lower case
         self.ends: Counter[str] = Counter()  # sessions that ended, by why
+        self.strangers: Counter[str] = Counter()  # connections that ended without a login, by why
         self.reflected = 0
         self.unreflected: Counter[Unreflected] = Counter()
 
@@ -107,6 +109,12 @@ class Metrics(Collector):
         for why, count in sorted(counts.ends.items()):
             ends.add_metric([why], count)
         yield ends
+        strangers = CounterMetricFamily(
+            "relay_connections_refused", "Connections that were ended before a login, by why", labels=["why"]
+        )
+        for why, count in sorted(counts.strangers.items()):
+            strangers.add_metric([why], count)
+        yield strangers
         yield CounterMetricFamily("relay_reflected", "STUN answers sent", value=counts.reflected)
         unreflected = CounterMetricFamily(
             "relay_reflector_drops", "Datagrams to the reflector that got no answer", labels=["reason"]

@@ -196,6 +196,8 @@ def _listen(address: Address) -> socket.socket:
     host, port = address
     try:
         return _listen_on(host, port)
+    except UnicodeError as error:  # a name that no resolver can be asked for
+        raise BindFailed(f"TCP port {port}: {host!r} is no host name; choose another --listen") from error
     except OSError as error:
         if host == "::" and error.errno in IPV6_MISSING:
             return _listen(("0.0.0.0", port))

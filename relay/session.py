@@ -254,7 +254,7 @@ class Session(Connection):
         if not signed:
             return RefusalCode.BAD_SIGNATURE, REFUSED_RETRY_AFTER, "the signature does not fit key and challenge"
         if shared.access is not None and login.key not in shared.access:
-            return RefusalCode.NOT_ON_LIST, config.replaced_retry_after, NOT_ON_LIST
+            return RefusalCode.NOT_ON_LIST, config.list_retry_after, NOT_ON_LIST
         if shared.shutting_down:
             wait = config.restart_min + random.uniform(0, shared.spread_ms() / 1000)
             return RefusalCode.SHUTTING_DOWN, wait, "this relay is shutting down"
@@ -396,7 +396,7 @@ class Session(Connection):
 
     def refuse_not_on_list(self) -> None:
         """The access list has changed."""
-        self.refuse(RefusalCode.NOT_ON_LIST, self.shared.config.replaced_retry_after, NOT_ON_LIST)
+        self.refuse(RefusalCode.NOT_ON_LIST, self.shared.config.list_retry_after, NOT_ON_LIST)
 
     def tell_restart(self, message: Restarting) -> None:
         """The relay goes away."""
@@ -413,6 +413,7 @@ class Session(Connection):
             shared.counts.ends[why] += 1
             logger.info("session_ended peer=%s why=%s clients=%d", self.name, why, len(shared.router))
         elif why not in ("http", "lost"):
+            shared.counts.strangers[why] += 1
             logger.info("connection_ended ip=%s why=%s", self._ip, why)
 
     def on_close_answered(self) -> None:

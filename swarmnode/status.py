@@ -53,7 +53,8 @@ class GenerationStatus(msgspec.Struct, frozen=True):
 class TransportStatus(msgspec.Struct, frozen=True):
     """What the transport has counted since the node started, by the counters' names.
 
-    `quic`: datagrams of `unknown` connections, `unauthentic` batches (right connection, wrong keys), connections that
+    `quic`: datagrams of `unknown` connections, `unauthentic` batches (nothing in them was new and
+    the peer's: repeated packets too, and a few of every handshake), connections that
     `flooded` before they had authenticated.
     `disco`, sealed messages between peers: `pings_…`, `pongs_…`, `calls_…` that went out and came in, `pongs_unknown`
     (to no open ping: late, or not honest); refused: `forged`, `malformed`, `replayed`, `not_admitted`, `rationed`

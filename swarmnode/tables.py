@@ -28,7 +28,6 @@ _REFUSED = {
     ("disco", "not_admitted"): "of peers not admitted",
     ("disco", "rationed"): "of strangers above the ration",
     ("socket", "unknown"): "unknown datagrams",
-    ("quic", "unauthentic"): "with wrong keys",
     ("quic", "flooded"): "that flooded",
 }
 

@@ -50,6 +50,7 @@ from transport.route import Path, Route
 from transport.waiters import Waiters, wait, wake
 
 MAX_ACCEPT_QUEUE = 256  # authenticated connections that nobody has accepted yet
+TWIN_MEMORY = 20.0  # seconds that a replaced run of a peer is refused, and for as long as the later one is here
 MAX_REMEMBERED = 4096  # (peer, lane) pairs whose last connection is remembered, see proto/dedup.py
 TICKS_PER_KEEP_ALIVE = 4
 SAMPLED_AT_ONCE = 32  # peers; each takes about 0.1 ms
@@ -94,6 +95,8 @@ class Endpoint:
         self._by_peer: dict[PeerId, set[Connection]] = {}  # those on the peer's own route
         self._live: dict[Key, Connection] = {}
         self._previous: OrderedDict[Key, int] = OrderedDict()
+        self._boots: OrderedDict[PeerId, bytes] = OrderedDict()  # the run of each peer that was met last
+        self._left: OrderedDict[tuple[PeerId, bytes], float] = OrderedDict()  # runs of peers that a later run replaced
         self._dials: dict[Key, Dial] = {}
         self._parked: dict[Key, tuple[Connection, Authenticate]] = {}
         self._deadlines: dict[Connection, asyncio.TimerHandle] = {}  # incoming, not yet authenticated
@@ -373,9 +376,23 @@ class Endpoint:
             return CloseCode.BAD_SIGNATURE, "the relay named another sender"
         if not self._admits(peer):
             return CloseCode.NOT_ADMITTED, f"peer {peer.short} is not admitted"
+        if self._is_replaced_twin(peer, proof.boot_id):
+            reason = "another node uses this node's key and took its place; give each its own --state"
+            return CloseCode.NOT_ADMITTED, reason
         if len(self._live) >= self._config.max_connections or len(self._accepted) >= MAX_ACCEPT_QUEUE:
             return CloseCode.OVERLOADED, f"{len(self._live)} connections are open here"
         return None
+
+    def _is_replaced_twin(self, peer: PeerId, boot_id: bytes) -> bool:
+        """Whether this run of a peer was replaced by another one, that is here or was a moment ago.
+
+        A node that restarts never comes back as the run that it was before: two nodes have one key.
+        """
+        left_at = self._left.get((peer, boot_id))
+        if left_at is None:
+            return False
+        others = any(one.state is State.OPEN and one.boot_id != boot_id for one in self._by_peer.get(peer, ()))
+        return others or self._loop.time() - left_at < TWIN_MEMORY
 
     def _admits(self, peer: PeerId) -> bool:
         try:
@@ -474,13 +491,22 @@ class Endpoint:
             self._previous.popitem(last=False)
 
     def _retire_older_boot(self, connection: Connection) -> bool:
-        """End what is left of an earlier life of this peer; True when there was something."""
+        """End what is left of an earlier run of this peer; whether there was one: its paths may lead nowhere now."""
         siblings = [one for one in self._by_peer.get(connection.peer, ()) if one is not connection]
         stale = [one for one in siblings if one.state is State.OPEN and one.boot_id != connection.boot_id]
         for live in stale:
+            self._left[live.peer, live.boot_id] = self._loop.time()
+            self._left.move_to_end((live.peer, live.boot_id))
+            if len(self._left) > MAX_REMEMBERED:
+                self._left.popitem(last=False)
             reason = "your key has connected anew: this node has restarted, or another one uses its key"
             live.end(CloseCode.REPLACED, reason, ConnectionReplaced("the peer has restarted"))
-        return bool(stale)
+        known = self._boots.get(connection.peer)
+        self._boots[connection.peer] = connection.boot_id
+        self._boots.move_to_end(connection.peer)
+        if len(self._boots) > MAX_REMEMBERED:
+            self._boots.popitem(last=False)
+        return known not in (None, connection.boot_id)
 
     def _adopt_route(self, connection: Connection, *, restarted: bool) -> None:
         link = connection.link

@@ -216,7 +216,7 @@ def _tls_reason(error: Exception, url: RelayUrl) -> str:
                 "set it if that is wrong"
             )
         if code in _UNKNOWN_ISSUERS:
-            return f"the certificate of {url} is signed by nobody known here; give its authority's file as relay_ca"
+            return f"the certificate of {url} is signed by nobody known here; give its authority's file with --relay-ca"
         if code in _WRONG_NAMES:
             return f"the certificate of {url} is for another name; check the URL"
         return f"the certificate of {url} does not verify: {error.verify_message}"

@@ -32,12 +32,14 @@ def doctor(
     import asyncio  # noqa: PLC0415
     import json  # noqa: PLC0415
 
+    from swarmnode.config import authorities  # noqa: PLC0415
     from swarmnode.errors import UsageError  # noqa: PLC0415
     from transport.netcheck import netcheck  # noqa: PLC0415
     from transport.proto.relay_url import BadRelayUrl  # noqa: PLC0415
 
     try:
-        report = asyncio.run(netcheck(relay or [], ca_file=relay_ca))
+        ca_file = authorities(relay_ca) if relay_ca is not None else None
+        report = asyncio.run(netcheck(relay or [], ca_file=ca_file))
     except BadRelayUrl as error:
         raise UsageError(f"--relay: {error}") from None
     if as_json:

@@ -220,6 +220,8 @@ async def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="agents log")
     given = parser.parse_args()
     sites = given.sites.split(",")
+    if given.jobs < 1 or given.times < 1 or len(set(sites)) < len(sites):
+        parser.error("--jobs and --times are at least 1, and a site is named once")
     if unknown := set(sites) - set(SITES):
         parser.error(f"unknown site {', '.join(sorted(unknown))}; there are {', '.join(SITES)}")
     if reason := why_not():

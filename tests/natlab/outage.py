@@ -193,6 +193,8 @@ async def main() -> int:
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"some of {', '.join(KINDS)}")
     parser.add_argument("--json", action="store_true", help="one JSON object at the end instead of lines")
     given = parser.parse_args()
+    if given.events < 1:
+        parser.error("--events is at least 1")
     kinds = given.kinds.split(",")
     if unknown := set(kinds) - set(KINDS):
         parser.error(f"unknown kind {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")

@@ -173,6 +173,17 @@ async def test_a_path_that_carries_less_is_used_all_the_same(lab: Lab, start: St
     assert answer["gap_ms"] < 2500, answer["switches"]
 
 
+@pytest.mark.parametrize("mtu", [1228, 1000, 700])
+async def test_a_device_whose_link_is_narrow(lab: Lab, start: Start, mtu: int) -> None:
+    """1228 bytes are what QUIC asks of a link; below that, datagrams go in smaller pieces."""
+    narrow = lab.host("one", mtu=mtu, delay_ms=10.0)
+    one, other = await start(narrow, build(lab, "easy", "server", **SITE))
+    await dialled(one, other, direct=True)
+    answer = await one.ask("stream", peer=other.peer, seconds=5)
+    assert answer["lost"] == 0, answer
+    assert answer["gap_ms"] < 3000, answer
+
+
 async def test_a_lossy_direct_path_loses_to_the_relay(lab: Lab, start: Start) -> None:
     one, other = await start(build(lab, "easy", "one", **SITE), build(lab, "public", "server", **SITE))
     await dialled(one, other, direct=True)

@@ -117,6 +117,7 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
     ("flags", "code", "part"),
     [
         (["--listen", "nonsense"], 2, "no address to listen on"),
+        (["--listen", "\u202e:80", "--reflector", "off"], 1, "no host name"),
         (["--unknown"], 2, "unrecognized"),
         (["--tls-cert", "x"], 2, "belong together"),
         (["--client-rate", "-1"], 2, "client_rate"),

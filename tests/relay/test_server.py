@@ -488,6 +488,9 @@ async def test_half_open_and_silent_connections_are_dropped(start_relay: StartRe
     nothing.close()
     started.close()
     assert server.shared.pending.used == 0
+    assert server.counts.strangers["login_timeout"] == 3
+    page = await http(server, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert b'relay_connections_refused_total{why="login_timeout"} 3.0' in page
 
 
 async def test_a_session_from_which_nothing_comes_is_dropped(start_relay: StartRelay) -> None:
@@ -502,6 +505,7 @@ async def test_connections_before_the_login_are_bounded_per_address(start_relay:
     waiting = [socket.create_connection(server.address) for _ in range(3)]
     await until(lambda: server.shared.pending.used == 3, "three wait")
     assert await http(server, b"") == b""
+    assert server.counts.strangers["too_many_pending"] == 1
     waiting.pop().close()
     await until(lambda: server.shared.pending.used == 2, "a slot is free")
     async with Client(server.address[1]), Client(server.address[1]):  # who has logged in needs none

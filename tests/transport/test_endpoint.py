@@ -12,7 +12,7 @@ from tests.transport.conftest import Bind
 from transport import errors
 from transport.connection import Connection
 from transport.dialing import Resolved
-from transport.endpoint import Endpoint
+from transport.endpoint import TWIN_MEMORY, Endpoint
 from transport.identity import Identity
 
 LOW, HIGH = sorted((Identity.generate(b"1" * 32), Identity.generate(b"2" * 32)), key=lambda one: one.peer_id)
@@ -380,3 +380,38 @@ async def test_a_connection_that_cannot_be_pinged_costs_no_other_its_keep_alive(
     assert set(pinged) == {connections[0], connections[2]}
     assert set(client.connections()) == set(pinged)
     assert not client._ticker.cancelled()
+
+
+async def test_two_nodes_with_one_key_do_not_replace_each_other_for_ever(bind: Bind) -> None:
+    """The later one stays; the earlier one is told why, and is let in again when it alone is left."""
+    server, twin = await bind(), Identity.generate()
+    first, second = await bind(identity=twin), await bind(identity=twin)
+    earlier = await first.dial(server.peer_id, [server.address])
+    later = await second.dial(server.peer_id, [server.address])
+    async with asyncio.timeout(5):
+        await earlier.wait_closed()
+    for _ in range(3):
+        with pytest.raises(errors.NotAdmitted, match="another node uses this node's key"):
+            await first.dial(server.peer_id, [server.address])
+    assert later.close_reason is None
+    assert [one.boot_id for one in server.connections()] == [second._boot_id]
+    (at_server,) = server.connections()
+    await later.close()
+    await at_server.wait_closed()
+    for key in server._left:  # as after a while
+        server._left[key] -= TWIN_MEMORY
+    assert (await first.dial(server.peer_id, [server.address])).close_reason is None
+
+
+async def test_a_peer_that_restarts_after_a_clean_end_is_answered_where_it_is_now(bind: Bind) -> None:
+    server, identity = await bind(), Identity.generate()
+    before = await bind(identity=identity)
+    await before.dial(server.peer_id, [server.address])
+    (at_server,) = server.connections()
+    await before.close()
+    await at_server.wait_closed()
+    after = await bind(identity=identity)
+    connection = await after.dial(server.peer_id, [server.address], timeout=0.7)
+    (at_server,) = server.connections()
+    assert at_server.stats().path_address == after.address
+    assert connection.close_reason is None

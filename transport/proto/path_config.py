@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 UNPROBED_SIZE = 1200  # RFC 9000, 14: what every path must carry that QUIC may use
+NARROW_SIZE = 600  # what is left for paths below that: 8900 bytes in 16 pieces; a link of 628 bytes carries it
 RELAY_SIZE = 65_000  # a relay carries datagrams inside a stream: any size that UDP could
 SIZE_RUNGS = (1280, 1372, 1452, 8900)  # tunnels in tunnels; tunnels; Ethernet less IPv6 and UDP; jumbo, loopback
 DEFAULT_MAX_SIZE = 1452

@@ -177,6 +177,8 @@ class _Situation:
 
 def _order(view: PathView) -> tuple[int, int, int, float]:
     assert view.standing is not None
+    if view.state is PathState.DEAD:  # the one that answered last: the others' addresses may be somebody else's by now
+        return view.standing, 0, 0, 0.0 if view.last_heard is None else -view.last_heard
     return view.standing, *view.preference, 9.0 if view.rtt is None else view.rtt
 
 
@@ -253,7 +255,8 @@ def _reason(at: _Situation, chosen: PathView, duplicate: PathView | None, why_re
     if duplicate is not None:
         return f"duplicated: {name} {_silence(chosen, at.now)}, also by {NAMES[duplicate.kind]}"
     if chosen.standing in (2, 3):
-        return f"{name}: the only path, {_silence(chosen, at.now)}"
+        others = any(view.path != chosen.path for view in at.usable)
+        return f"{name}: {'nothing answers' if others else 'the only path'}, {_silence(chosen, at.now)}"
     if chosen.demoted:
         return f"{name}: it {chosen.demoted}, but there is no other path"
     relay = next((view for view in at.usable if not view.direct and view.path != chosen.path), None)

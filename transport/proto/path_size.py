@@ -2,7 +2,9 @@
 
 RFC 8899 in small. Not which pings are small and when (path.py), which is also who calls.
 
-  search   a padded ping of every rung above the known size at once, three rounds; the largest answer counts at once
+  search   a padded ping of every rung above the known size at once, three rounds; the largest answer counts at once.
+           One of 1200 bytes goes along until something of that size has passed; if nothing does, the path is narrow
+           and carries pieces of 600 bytes: RFC 9000 asks for 1200, but tunnels in tunnels exist
   found    rungs remain: the search is repeated after 30 s, doubling
   watch    while datagrams beyond 1200 bytes are sent: a padded ping of the known size every 0.5 s; two of them lost
            while a small one passed → 1200 at once, and a search after 30 s, doubling
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from math import inf
 
-from transport.proto.path_config import SIZE_RUNGS, UNPROBED_SIZE, PathConfig
+from transport.proto.path_config import NARROW_SIZE, SIZE_RUNGS, UNPROBED_SIZE, PathConfig
 
 
 class SizeSearch:
@@ -28,6 +30,7 @@ class SizeSearch:
         self._check_at = inf
         self._lost_checks = 0
         self._first_lost_at = -inf
+        self._floor_passed = max_size == 0  # something of 1200 bytes has; a relay carries everything
         self.size = UNPROBED_SIZE
         self.wants_small = False  # a padded ping was lost: a small one must tell whether the path is alive
 
@@ -44,8 +47,8 @@ class SizeSearch:
             self._search_at = now
 
     def search(self, now: float) -> None:
-        """Start from what is known for certain: the path is new, or the network is."""
-        self.size = UNPROBED_SIZE
+        """Start from what every path should carry: the path is new, or the network is."""
+        self.size, self._floor_passed = UNPROBED_SIZE, False
         self._tries, self._gap, self._lost_checks = 0, self._config.size_search_gap, 0
         self._pending.clear()
         self._search_at, self._check_at = now, inf
@@ -74,6 +77,8 @@ class SizeSearch:
             self._search_at = inf
             self._tries += 1
             sizes = [rung for rung in self._rungs if rung > self.size]
+            if not self._floor_passed:
+                sizes.insert(0, UNPROBED_SIZE)
             self._pending = set(sizes)
         if now >= self._check_at:
             self._check_at = now + self._config.size_check_gap if big_lately else inf
@@ -86,6 +91,7 @@ class SizeSearch:
         if size == self.size:
             self._lost_checks = 0
         self.size = max(self.size, size)
+        self._floor_passed |= size >= UNPROBED_SIZE
         self._settle(size, now, lost=False)
 
     def missed(self, size: int, sent_at: float, now: float) -> None:
@@ -110,10 +116,12 @@ class SizeSearch:
         if size not in self._pending:
             return
         self._pending.discard(size)
-        self._pending = {rung for rung in self._pending if rung > self.size}
+        self._pending = {rung for rung in self._pending if rung > self.size or not self._floor_passed}
         if self._pending:
             return
-        if self.size >= max(self._rungs, default=UNPROBED_SIZE):
+        if not self._floor_passed and self._tries >= self._config.size_tries:
+            self.size = NARROW_SIZE
+        if self._floor_passed and self.size >= max(self._rungs, default=UNPROBED_SIZE):
             self._tries = 0
         elif self._tries < self._config.size_tries:
             self._search_at = now

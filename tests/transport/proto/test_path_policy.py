@@ -86,7 +86,7 @@ TABLE: list[Row] = [
     ("gone", [dead(PUBLIC), PUNCHED, HOME], PUBLIC, PUNCHED, None, "punched: 14 ms, relay 48 ms"),
     ("gone", [dead(PUBLIC), lossy(PUNCHED), HOME], PUBLIC, HOME, None, "relay: direct path loses 8 %"),
     ("gone", [dead(PUBLIC), NEW_RELAY], PUBLIC, NEW_RELAY, None, "relay: no answer yet; looking"),
-    ("gone", [dead(PUBLIC), silent(HOME)], PUBLIC, HOME, None, "relay: the only path, silent for 0.4 s"),
+    ("gone", [dead(PUBLIC), silent(HOME)], PUBLIC, HOME, None, "relay: nothing answers, silent for 0.4 s"),
     ("gone", [dead(PUBLIC), down(HOME)], HOME, PUBLIC, None, "direct: the only path, silent for 0.4 s"),
     ("gone", [down(HOME), RELAY], HOME, RELAY, None, "looking"),
     # The primary has never answered: whatever answers, and of those that never did the preferred one.

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from transport.proto.path_config import PathConfig
+from transport.proto.path_config import NARROW_SIZE, PathConfig
 from transport.proto.path_size import SizeSearch
 
 CONFIG = PathConfig()
@@ -25,7 +25,7 @@ def search(sizes: SizeSearch, carries: int, now: float) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("carries", "found", "rounds"),
-    [(9000, 1452, 1), (1452, 1452, 1), (1400, 1372, 3), (1300, 1280, 3), (1200, 1200, 3)],
+    [(9000, 1452, 1), (1452, 1452, 1), (1400, 1372, 3), (1300, 1280, 3), (1200, 1200, 3), (700, NARROW_SIZE, 3)],
 )
 def test_the_ladder(carries: int, found: int, rounds: int) -> None:
     sizes = SizeSearch(1452, CONFIG)
@@ -33,8 +33,17 @@ def test_the_ladder(carries: int, found: int, rounds: int) -> None:
     sent = search(sizes, carries, 0.0)
     assert sizes.size == found
     assert len(sent) == rounds
-    assert sent[0] == [1280, 1372, 1452]
+    assert sent[0] == [1200, 1280, 1372, 1452]
     assert all(size > found for tries in sent[1:] for size in tries)
+
+
+def test_a_narrow_path_that_widens_is_found_again() -> None:
+    sizes = SizeSearch(1452, CONFIG)
+    sizes.search(0.0)
+    search(sizes, 700, 0.0)
+    assert sizes.size == NARROW_SIZE
+    search(sizes, 1452, sizes.due)
+    assert sizes.size == 1452
 
 
 def test_jumbo_only_when_allowed() -> None:
