@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,13 @@ from swarmnode.onboard import ModelPack, onboard
 
 settings.register_profile("no deadline", deadline=None)  # a timing is never a test
 settings.load_profile("no deadline")
+
+# Whoever runs the tests in the background (nohup, a script's `&`) has them ignore these, and every process that they
+# start would ignore them too: the tests of Ctrl-C and of a closed terminal need them.
+for _name, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    _number = getattr(signal, _name, None)
+    if _number is not None and signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 @pytest.fixture(scope="session")
