@@ -22,6 +22,7 @@ import contextlib
 import logging
 import socket
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from email.utils import formatdate
 from enum import Enum
@@ -73,7 +74,7 @@ class Page(NamedTuple):
 _shared_buffer = memoryview(bytearray(READ_BUFFER))
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection(asyncio.BufferedProtocol, ABC):
     """What every connection does. A subclass has the methods under "What a subclass says"."""
 
     __slots__ = (
@@ -125,41 +126,41 @@ class Connection(asyncio.BufferedProtocol):
 
     # What a subclass says
 
+    @abstractmethod
     def on_open(self) -> None:
         """The connection stands."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_request(self, request: Request) -> None:
         """An HTTP request: call upgrade(), answer() or abort()."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_frame(self, opcode: Opcode, now: float) -> None:
         """A WebSocket frame of any kind has come, also a fragment."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_message(self, message: bytes, now: float) -> None:
         """A whole binary message."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_broken(self, reason: str) -> None:
         """The client sent what no client of ours sends: call end() or abort()."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reading_pause(self, now: float) -> float:
         """After each slice: for how many seconds to read nothing; 0 goes on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_leave(self, why: str) -> None:
         """Once, when the connection begins to end: nothing that comes from now on counts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_close_answered(self) -> None:
         """While ENDING the client closed the WebSocket too: somebody is there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_lost(self, by_client: bool) -> None:
         """The connection is gone. by_client: closed or reset from the other side of the TCP connection, not by us."""
-        raise NotImplementedError
 
     # asyncio's callbacks
 

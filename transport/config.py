@@ -12,11 +12,12 @@ from pathlib import Path
 from transport.emulation import LinkEmulation
 from transport.errors import Address, ConfigError, format_addresses
 from transport.proto.candidates import why_not_told
+from transport.proto.path_config import UNPROBED_SIZE
 
 MIB = 1 << 20
 
 # RFC 9000, 14: every path carries 1200 bytes of UDP payload. Nothing larger goes out on a path that was not probed.
-MIN_DATAGRAM_SIZE = UNPROBED_SIZE = 1200
+MIN_DATAGRAM_SIZE = UNPROBED_SIZE
 # What fills a link of 1500 bytes, with IPv6's header: QUIC's datagram size on all connections, for their whole life (no
 # engine can change it safely). Where a path carries less, datagrams travel in pieces.
 DEFAULT_DATAGRAM_SIZE = 1452

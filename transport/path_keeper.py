@@ -19,12 +19,12 @@ from dataclasses import dataclass, field, replace
 from transport.errors import Address, EndpointClosed
 from transport.identity import Identity, PeerId
 from transport.news import OnNews, PathNews, nobody_listens
-from transport.peer_socket import RELAY_DATAGRAM_SIZE, PeerSocket
+from transport.peer_socket import PeerSocket
 from transport.proto.addresses import NO_ADDRESS, Candidate, NatKind, PathId, PathKind
 from transport.proto.candidates import usable
 from transport.proto.disco_frames import BOOT_BYTES, TRANSACTION_BYTES, Call, DiscoError, Ping, Pong, decode, encode
 from transport.proto.disco_seal import NONCE_BYTES, DiscoBox, ReplayGuard, sender
-from transport.proto.path_config import PathConfig
+from transport.proto.path_config import RELAY_SIZE, PathConfig
 from transport.proto.path_policy import Decision, PathState, PathView
 from transport.proto.paths import (
     Action,
@@ -419,7 +419,7 @@ class PathKeeper:
         with contextlib.suppress(DiscoError):  # no such key can exist: nobody will answer
             self._box.keep(peer.raw)
         paths = self._machine(peer)
-        nowhere = Path(PathKind.PUBLIC, PathId(NO_ADDRESS), RELAY_DATAGRAM_SIZE)
+        nowhere = Path(PathKind.PUBLIC, PathId(NO_ADDRESS), RELAY_SIZE)
         route = Route(nowhere, peer)
         route.kept = True
         kept = self._peers[peer] = _Peer(peer, paths, route, now, paths.decision)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Protocol
 
-from transport.config import UNPROBED_SIZE, TransportConfig
+from transport.config import TransportConfig
 from transport.emulation import DelayLine, LinkModel
 from transport.errors import Address, BindFailed
 from transport.identity import PeerId
@@ -24,11 +24,11 @@ from transport.proto import segments, stun
 from transport.proto.addresses import PathId, PathKind
 from transport.proto.candidates import InterfaceAddress, kind_of
 from transport.proto.disco_seal import MAGIC as DISCO_MAGIC
+from transport.proto.path_config import RELAY_SIZE, UNPROBED_SIZE
 from transport.route import Path, Route
 from transport.udp_socket import UdpSocket, path_mtu
 
 HEADER_BYTES = 48  # the larger of IPv4's and IPv6's, with UDP's
-RELAY_DATAGRAM_SIZE = 65_000  # a relay's frames carry whatever UDP can
 MAX_ORIGINS = 8192  # remembered (address → PathId); only a cache
 SEGMENT = bytes([segments.MAGIC])
 REPLAY_BATCH = 12  # datagrams; a relay passes a frame on when it has all of it, which takes a slow link a while
@@ -165,7 +165,7 @@ class PeerSocket:
     def path_of(self, source: PathId) -> Path:
         """The way back to where a datagram came from."""
         if source.relay:
-            return Path(PathKind.RELAY, source, RELAY_DATAGRAM_SIZE)
+            return Path(PathKind.RELAY, source, RELAY_SIZE)
         path = self.direct(source.address)
         return path if not source.socket else replace(path, id=source, kind=PathKind.PUNCHED)
 

@@ -20,7 +20,6 @@ import json
 import os
 import platform
 import random
-import re
 import shutil
 import signal
 import socket
@@ -39,6 +38,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from swarmnode.bench.relay_process import RelayProcess
 from transport.config import TransportConfig
 from transport.endpoint import Endpoint
 from transport.identity import Identity
@@ -255,9 +255,9 @@ async def _front(folder: Path, certificates: Path) -> AsyncIterator[Front]:
     nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
     if nginx is None:
         raise CannotRun("nginx is not installed")
-    async with _relay() as relay_port:
+    async with RelayProcess("--trusted-proxy", f"{HOST}/32") as relay:  # it believes its front
         port = _free_port()
-        _configure(folder, port, relay_port, certificates)
+        _configure(folder, port, relay.port, certificates)
         process = await asyncio.create_subprocess_exec(
             nginx, "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")
         )
@@ -289,26 +289,6 @@ def _configure(folder: Path, port: int, relay_port: int, certificates: Path) -> 
     user = "user root;" if hasattr(os, "geteuid") and os.geteuid() == 0 else ""
     (folder / "relay.conf").write_text(text)
     (folder / "nginx.conf").write_text(MAIN.format(folder=folder, user=user))
-
-
-@contextlib.asynccontextmanager
-async def _relay() -> AsyncIterator[int]:
-    """A relay that believes its front; its port."""
-    flags = ["--listen", f"{HOST}:0", "--reflector", "off", "--trusted-proxy", f"{HOST}/32"]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "relay", *flags, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        assert process.stderr is not None
-        line = (await asyncio.wait_for(process.stderr.readline(), START_SECONDS)).decode().strip()
-        found = re.match(r"relay ready on \S+:(\d+) ", line)
-        if found is None:
-            raise CannotRun(f"the relay did not start: {line}")
-        yield int(found[1])
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.communicate()
 
 
 async def _listens(port: int, process: asyncio.subprocess.Process) -> None:

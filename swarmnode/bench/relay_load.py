@@ -16,11 +16,10 @@ import json
 import logging
 import os
 import platform
-import re
 import statistics
 import struct
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, cast
 
@@ -31,6 +30,7 @@ from websockets.http11 import Response
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
+from swarmnode.bench.relay_process import READY_SECONDS, RelayProcess
 from transport.identity import Identity
 from transport.proto.relay_frames import (
     MAX_MESSAGE,
@@ -56,8 +56,8 @@ PER_SECOND = 4.0
 CONNECTING_AT_ONCE = 32  # the relay holds 64 connections per address that have not logged in
 PING_INTERVAL = 20.0
 SETTLE = 8.0  # a relay gives memory back when it has been quiet for five seconds
-START_SECONDS = 30.0
 FILES_BESIDE = 64
+NO_LIMITS = ("--max-clients", "100000", "--max-clients-per-ip", "100000")  # that this load would meet
 _STAMP = struct.Struct(">d")
 
 _quiet = logging.getLogger(f"{__name__}.websocket")
@@ -142,7 +142,8 @@ class Direct(asyncio.DatagramProtocol):
 
 async def run(idle: int, pairs: int, seconds: float) -> dict[str, Any]:
     """Measure; `{machine, clients, login, memory, cpu, latency, drops}`, units in the names."""
-    async with _relay() as (relay, port):
+    async with RelayProcess(*NO_LIMITS) as running:
+        relay, port = psutil.Process(running.pid), running.port
         warm = [await _client(port) for _ in range(4)]  # what the relay loads late is no client's memory
         before = relay.memory_info().rss
         cpu, started = _cpu(relay), perf_counter()
@@ -240,7 +241,7 @@ async def _ping_all(clients: list[Client]) -> None:
 
 async def _client(port: int) -> Client:
     _, client = await asyncio.get_running_loop().create_connection(lambda: Client(port), HOST, port)
-    await asyncio.wait_for(client.welcome, START_SECONDS)
+    await asyncio.wait_for(client.welcome, READY_SECONDS)
     return client
 
 
@@ -252,26 +253,6 @@ async def _clients(port: int, count: int) -> list[Client]:
             return await _client(port)
 
     return list(await asyncio.gather(*(one() for _ in range(count))))
-
-
-@contextlib.asynccontextmanager
-async def _relay() -> AsyncIterator[tuple[psutil.Process, int]]:
-    """A relay without limits that this load would meet; (process, port)."""
-    flags = ["--listen", f"{HOST}:0", "--reflector", "off", "--max-clients", "100000", "--max-clients-per-ip", "100000"]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "relay", *flags, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        assert process.stderr is not None
-        line = (await asyncio.wait_for(process.stderr.readline(), START_SECONDS)).decode().strip()
-        found = re.match(r"relay ready on \S+:(\d+) ", line)
-        if found is None:
-            raise ConnectionError(f"the relay did not start: {line}")
-        yield psutil.Process(process.pid), int(found[1])
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.communicate()
 
 
 def _cpu(process: psutil.Process) -> float:

@@ -11,13 +11,12 @@ import argparse
 import asyncio
 import json
 import logging
-import re
 import signal
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from swarmnode.bench.relay_process import RelayProcess
 from transport.identity import Identity
 from transport.proto.relay_url import parse_relay_url
 from transport.relay_link import RelayLink
@@ -26,39 +25,6 @@ from transport.relay_session import RelayLinkConfig
 STARTED_AT_ONCE = 32
 WAIT_SECONDS = 90.0
 SPREAD_KNOWN = 25.0  # one ping interval: every client has heard of the spread that suits the number of clients
-
-
-class RelayProcess:
-    """`python -m relay` on one port of 127.0.0.1."""
-
-    def __init__(self) -> None:
-        self.port = 0
-        self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Returns when it is ready; on the same port as before."""
-        command = [sys.executable, "-m", "relay", "--listen", f"127.0.0.1:{self.port}", "--reflector", "off"]
-        self._process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-        assert self._process.stderr is not None
-        while line := (await self._process.stderr.readline()).decode():
-            if found := re.search(r"relay ready on 127\.0\.0\.1:(\d+)", line):
-                self.port = int(found[1])
-                self._reader = asyncio.create_task(_drain(self._process.stderr))
-                return
-        raise RuntimeError("the relay did not start")
-
-    async def end(self, how: signal.Signals) -> None:
-        """End it and wait."""
-        assert self._process is not None
-        if self._process.returncode is None:
-            self._process.send_signal(how)
-        await self._process.wait()
-
-
-async def _drain(stream: asyncio.StreamReader) -> None:
-    while await stream.readline():
-        pass
 
 
 @dataclass
@@ -104,7 +70,7 @@ async def run(count: int, settle: float) -> dict[str, Any]:
     await relay.start()
     result: dict[str, Any] = {"clients": count}
     try:
-        await clients.open(f"http://127.0.0.1:{relay.port}", count)
+        await clients.open(relay.url, count)
         for name, how in (("terminated", signal.SIGTERM), ("killed", signal.SIGKILL)):
             await asyncio.sleep(settle)
             clients.ups.clear()
@@ -120,7 +86,7 @@ async def run(count: int, settle: float) -> dict[str, Any]:
             }
     finally:
         await asyncio.gather(*(link.close() for link in clients.links))
-        await relay.end(signal.SIGKILL)
+        await relay.end()
     return result
 
 

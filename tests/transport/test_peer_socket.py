@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from transport.config import UNPROBED_SIZE, TransportConfig
+from transport.config import TransportConfig
 from transport.emulation import LinkEmulation
 from transport.errors import Address
 from transport.identity import PeerId
-from transport.peer_socket import RELAY_DATAGRAM_SIZE, PeerSocket, SocketHandlers
+from transport.peer_socket import PeerSocket, SocketHandlers
 from transport.proto import segments, stun
 from transport.proto.addresses import PathId, PathKind
 from transport.proto.candidates import InterfaceAddress
 from transport.proto.disco_seal import MAGIC
+from transport.proto.path_config import RELAY_SIZE, UNPROBED_SIZE
 from transport.route import MAX_REPLAY_BYTES, Path, Route
 
 PEER = PeerId(b"\x01" * 32)
@@ -103,7 +104,7 @@ async def test_paths_are_named_and_sized_by_where_they_lead(
     assert peer_socket.direct(("8.8.8.8", 5)) == Path(PathKind.PUBLIC, PathId(("8.8.8.8", 5)), UNPROBED_SIZE)
     assert peer_socket.direct(("2606:4700::1", 5)).datagram_size == UNPROBED_SIZE
     relayed = PathId(relay="https://relay.example")
-    assert peer_socket.path_of(relayed) == Path(PathKind.RELAY, relayed, RELAY_DATAGRAM_SIZE)
+    assert peer_socket.path_of(relayed) == Path(PathKind.RELAY, relayed, RELAY_SIZE)
 
 
 @pytest.mark.parametrize(("mtu", "size"), [(65536, 8900), (8948, 8900), (8947, 1200), (1500, 1200), (None, 1200)])

@@ -20,10 +20,10 @@ from functools import lru_cache
 
 from transport.errors import Address
 from transport.proto.addresses import Candidate, CandidateSource, PathKind
+from transport.proto.disco_frames import MAX_CANDIDATES
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-MAX_CANDIDATES = 16  # what one call carries
 MAX_PORT = 65_535
 
 # Bridges and virtual links of containers and virtual machines, by the names that their makers give: Docker, its user

@@ -170,7 +170,6 @@ class Punch:
         self._had_birthday = False
         self._birthday: Iterator[tuple[float, Shot]] | None = None
         self._shot: tuple[float, Shot] = (inf, Shot(PathId(), PathKind.PUNCHED))
-        self._birthday_end = inf
         self.has_direct = False  # kept by paths.py: a direct path is live
         self.knows_more = False  # for paths.py: paths may be called something else now
         self.their_relays: tuple[str, ...] = ()

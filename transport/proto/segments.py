@@ -183,12 +183,6 @@ class Reassembler:
             self._make_room(held)
         return None
 
-    def forget(self, source: Hashable) -> None:
-        """Give up everything from a source that is gone."""
-        held = self._sources.pop(source, None)
-        for partial in list(held.partials.values()) if held else ():
-            self._drop(partial)
-
     def _begin(self, source: Hashable, held: _Held | None, ident: int, count: int, now: float) -> _Partial:
         """A new datagram, in place of any older one of this name; also the moment to give up what is too old."""
         if held is None:

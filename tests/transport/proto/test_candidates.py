@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from transport.errors import Address
 from transport.proto.addresses import Candidate, CandidateSource, PathKind
 from transport.proto.candidates import (
-    MAX_CANDIDATES,
     InterfaceAddress,
     choose,
     is_container,
@@ -20,6 +19,7 @@ from transport.proto.candidates import (
     parse_host,
     usable,
 )
+from transport.proto.disco_frames import MAX_CANDIDATES
 
 PORT = 4433
 LOOPBACK = [InterfaceAddress("lo", "127.0.0.1", 8), InterfaceAddress("lo", "::1", 128)]

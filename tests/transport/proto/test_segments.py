@@ -163,14 +163,14 @@ def test_a_source_gives_up_its_own_oldest_first() -> None:
     assert whole == DATAGRAM
 
 
-def test_a_source_that_is_gone_leaves_nothing() -> None:
+def test_pieces_that_nobody_completes_leave_nothing() -> None:
     reassembler = Reassembler()
     reassembler.add("a", PIECES[0], 0.0)
     reassembler.add("b", PIECES[0], 0.0)
-    reassembler.forget("a")
-    reassembler.forget("a")
+    assert reassembler.held_count == 2
+    reassembler.add("c", PIECES[0], MAX_AGE + 1)
     assert (reassembler.held_count, reassembler.held_bytes) == (1, 5)
-    assert reassembler.add("a", PIECES[1], 0.0) is None
+    assert reassembler.add("a", PIECES[1], MAX_AGE + 1) is None
 
 
 def test_many_sources_stay_within_the_limits() -> None:
@@ -204,9 +204,8 @@ def test_fuzz_any_sequence_stays_within_the_limits(sequence: list[tuple[int, int
         assert reassembler.held_count <= 4
         assert 0 <= reassembler.held_bytes <= 64_000
         assert bool(reassembler.held_count) == bool(reassembler.held_bytes)
-    for source in range(4):
-        reassembler.forget(source)
-    assert (reassembler.held_count, reassembler.held_bytes) == (0, 0)
+    reassembler.add("later", segment(0, 2, b"abc"), now + MAX_AGE + 1)
+    assert (reassembler.held_count, reassembler.held_bytes) == (1, 3)
 
 
 @given(st.binary(max_size=40), st.booleans())
