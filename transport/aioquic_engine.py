@@ -188,6 +188,13 @@ class AioquicEngine:
         # What is overtaken nevertheless is no sign of congestion: the window was halved for all that was sent so far.
         recovery._cc._congestion_recovery_start_time = now
 
+    def restart(self, now: float, rtt: float) -> None:
+        self.wake(now)
+        congestion = self._quic._loss._cc
+        congestion.congestion_window = max(congestion.congestion_window, INITIAL_WINDOW)
+        congestion.ssthresh = None
+        congestion._congestion_recovery_start_time = now  # as above
+
     def set_window_hint(self, size: int) -> None:
         congestion = self._quic._loss._cc
         size = min(size, MAX_WINDOW_HINT)

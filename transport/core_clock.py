@@ -9,7 +9,8 @@ persistent congestion (two packets per round trip after), and measures round tri
   (`receive`), when it makes up for the time since the last probe, so that its round trip is measured as it was, but
   for no more than an answer takes: what comes may be no answer.
 
-Between those it runs as the loop's clock does, and it never goes back. Seconds everywhere.
+For a path that begins anew its two seconds are made to pass (`leap`). Between those it runs as the loop's clock does,
+and it never goes back. Seconds everywhere.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class CoreClock:
         if self.stalled:
             self._core = time = max(time, self._probe_core + min(now - self._probe_real, patience))
         return time
+
+    def leap(self, seconds: float) -> None:
+        """So much time passes at once."""
+        self._core += seconds
 
     def skip(self, now: float) -> None:
         """The time until now did not happen: nothing but the first flight was sent, and it is sent again."""

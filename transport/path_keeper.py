@@ -98,10 +98,12 @@ class Switch:
     """How a peer's datagrams changed their path.
 
     lossy: the path before has probably lost what was under way. rtt: of the new path, seconds, None if not measured.
+    worse: the path before had lost its tier; how much it carried says nothing of the new one.
     """
 
     lossy: bool
     rtt: float | None
+    worse: bool = False
 
 
 @dataclass(slots=True)
@@ -372,7 +374,7 @@ class PathKeeper:
             observed = None if source.relay else source.address
             self._seal_and_send(kept, source, encode(Pong(message.tx, observed)))
             path = self._socket.path_of(source)
-            kept.paths.on_ping(source, path.kind, now, self._socket.largest(path))
+            kept.paths.on_ping(source, path.kind, now, self._socket.largest(path), left=message.left)
         elif isinstance(message, Pong):
             self.counters.pongs_in += 1
             asked = self._own_pings.get(message.tx)
@@ -486,7 +488,7 @@ class PathKeeper:
                 self.counters.withheld += 1
                 return
             self.counters.pings_out += 1
-            self._seal_and_send(kept, action.path, encode(Ping(action.tx), action.size))
+            self._seal_and_send(kept, action.path, encode(Ping(action.tx, action.left), action.size))
         elif isinstance(action, SendCall):
             self.counters.calls_out += 1
             self._calls += 1
@@ -558,7 +560,8 @@ def _switch(views: Sequence[PathView], old: PathId | None, new: PathId) -> Switc
     by_path = {view.path: view for view in views}
     before, after = by_path.get(old) if old is not None else None, by_path.get(new)
     works = before is not None and before.state is PathState.LIVE
-    return Switch(lossy=not works, rtt=after.rtt if after is not None else None)
+    worse = before is not None and bool(before.demoted)
+    return Switch(lossy=not works, rtt=after.rtt if after is not None else None, worse=worse)
 
 
 def _nobody_asks(_peer: PeerId, _observed: Address) -> None:

@@ -29,6 +29,7 @@ from transport.quic_engine import (
     CID_LENGTH,
     INITIAL_WINDOW,
     LOGICAL_ADDRESS,
+    MAX_HOLD,
     MAX_PROBE_INTERVAL,
     SERVER_NAME,
     WINDOW_MARGIN,
@@ -47,6 +48,11 @@ MAX_CORE_DATAGRAM = 65_535  # the core keeps path sizes in 16 bits
 _PEER_IDLE = 8  # the place of the peer's idle time-out among the core's arguments
 # After two seconds without an acknowledgement the core starts again with ten packets; a ping keeps that from coming.
 KEEP_WINDOW = 0.5
+# … and this makes it come: ten packets, and slow start.
+NEW_WINDOW = 2.001
+DRAINED = 2  # datagrams in flight at that time, whose round trip may be measured as so much longer
+DRAIN_GAP = 0.025  # seconds between what is sent before: the longest delay of an acknowledgement (RFC 9000, 18.2)
+EXCUSE, EXCUSES = 0.75, 2  # seconds beyond that in which losses are excused, and how often: machines stand still
 ACK_DELAY = 0.05  # seconds that an acknowledgement may take beyond two round trips
 FIRST_PATIENCE = 0.3  # … before a round trip was measured
 # A handshake may go to an address that opens only in a moment, and is over by then if it doubles its intervals.
@@ -140,6 +146,11 @@ class Qh3Engine:
         self._silent = False  # the idle time-out has ended the connection
         self._pings = 0
         self._hold_until = 0.0
+        # Congestion control begins anew after the first time, when little is in flight, or at the second; 0.0: need not
+        self._restart_from = self._restart_by = 0.0
+        self._restart_next = 0.0  # until then: when something may be sent
+        # Losses found until this time are still the old path's: it begins anew so many times more
+        self._excuse_until, self._excuses, self._excused = 0.0, 0, 0
         # Idle time-out: since when, the limit, and whether anything was asked since the peer was heard (RFC 9000, 10.1)
         self._idle_from = 0.0
         self._idle_timeout = connection.idle_timeout
@@ -202,6 +213,10 @@ class Qh3Engine:
         self._asked = False
         if core is None:
             return
+        if self._excuses and not self._restart_by and core.loss_total > self._excused:
+            self._excuses -= 1
+            if now < self._excuse_until:
+                self._begin_anew(now, 0.0)
         if self._clock.stalled and core.pto_count == 0 and not self._unanswered():
             self._clock.resume()
             self._probes = 0
@@ -239,16 +254,20 @@ class Qh3Engine:
             # Who only receives gets no acknowledgements, and would start again with a window of ten packets.
             self._acked_at = time
             self.ping()
+        room = BURST
+        if self._restart_by:
+            room = self._drain(now)
+            time = self._clock.tick(now, in_flight)
         result = []
         # The library's own method has no limit: a whole congestion window goes out before an ACK is read.
         poll = core.poll_transmit
-        for _ in range(BURST):
+        for _ in range(room):
             transmit = poll(time)
             if transmit is None:
                 break
             result.append(transmit[0])
         else:
-            self.more = True
+            self.more = room == BURST
         self._in_flight = core.bytes_in_flight
         if self._in_flight > in_flight:
             self._sent += len(result)
@@ -267,6 +286,23 @@ class Qh3Engine:
                 self._first_flight += result
         return result
 
+    def _drain(self, now: float) -> int:
+        """How many datagrams may be sent while congestion control waits for its new beginning."""
+        core = self._quic._core
+        in_flight = core.bytes_in_flight
+        little = in_flight <= DRAINED * self.datagram_size and now >= self._restart_from
+        late = now >= self._restart_by and self._unheard_from >= self._restart_from  # and the new path answers
+        if not in_flight or little or late:
+            self._restart_by = 0.0
+            self._excused = core.loss_total
+            self._clock.leap(NEW_WINDOW)
+            self.ping()  # the core begins anew with the next packet that is acknowledged; and it has no time-out then
+            return BURST
+        if now < self._restart_next:
+            return 0
+        self._restart_next = now + DRAIN_GAP
+        return 1  # probes, and acknowledgements, which the peer waits for
+
     def timer(self) -> float | None:
         core = self._quic._core
         if core is None or self._silent:
@@ -282,9 +318,11 @@ class Qh3Engine:
             due = min(due, self._probe_due)
         elif self._in_flight:
             due = min(due, self._unheard_from + self._patience)
-        if timer is not None and not (clock.stalled and timer[0] == "loss_detection"):
+        stalled = timer is not None and clock.stalled and timer[0] == "loss_detection"
+        drains = timer is not None and self._restart_by and timer[0] == "pacing"
+        if timer is not None and not stalled and not drains:
             due = min(due, clock.when(timer[1], paced=timer[0] == "pacing"))
-        return due
+        return min(due, self._restart_next) if self._restart_by else due
 
     def handle_timer(self, now: float) -> None:
         core = self._quic._core
@@ -304,7 +342,8 @@ class Qh3Engine:
         if timer is None:
             return
         kind, deadline = timer
-        if clock.when(deadline, paced=kind == "pacing") > now or (clock.stalled and kind == "loss_detection"):
+        # The core counts whole nanoseconds.
+        if clock.when(deadline, paced=kind == "pacing") > now + 1e-9 or (clock.stalled and kind == "loss_detection"):
             return
         probes = core.pto_total
         self._quic.handle_timer(max(time, deadline))
@@ -335,6 +374,19 @@ class Qh3Engine:
         self._probes = 0
         if core.bytes_in_flight:
             self._probe(now)
+
+    def restart(self, now: float, rtt: float) -> None:
+        self.wake(now)
+        core = self._quic._core
+        if core is not None and self._quic._handshake_complete and not self._closing and not self._silent:
+            # Probes are answered after a round trip; who is older than they by an eighth of one is lost (RFC 9002).
+            self._begin_anew(now, 1.25 * rtt)
+            self._excuse_until, self._excuses = self._restart_by + EXCUSE, EXCUSES
+
+    def _begin_anew(self, now: float, wait: float) -> None:
+        self._restart_next = now
+        self._restart_from = now + wait
+        self._restart_by = self._restart_from + MAX_HOLD
 
     def switch(self, now: float, rtt: float) -> None:
         core = self._quic._core
@@ -400,7 +452,7 @@ class Qh3Engine:
     def close(self, code: int, reason: str) -> None:
         self._closing = True
         self._clock.resume()
-        self._hold_until = 0.0
+        self._hold_until = self._restart_by = 0.0
         self._quic.close(error_code=code, reason_phrase=reason)
 
     def peer_id(self) -> PeerId | None:

@@ -139,6 +139,14 @@ class QuicEngine(Protocol):
         there: it would be overtaken, and taken for lost. For a path that broke, call `wake` instead.
         """
 
+    def restart(self, now: float, rtt: float) -> None:
+        """The path changes now from one that lost packets, or was slow, to one of this round-trip time in seconds:
+        congestion control begins anew (RFC 9000, 9.4).
+
+        What was under way is asked for as by `wake`; its losses are the old path's. Until they are known little may be
+        sent, for a round trip and a quarter, and MAX_HOLD beyond it at most.
+        """
+
     def set_window_hint(self, size: int) -> None:
         """The path has carried `size` bytes per round trip without loss, by an earlier measurement.
 

@@ -18,13 +18,15 @@ from transport.quic_engine import INITIAL_WINDOW, QuicEngine, create_factory
 
 @dataclass
 class Path:
-    """One way from end to end and back. Seconds, bytes per second, bytes; every `lose`th datagram of a side is lost."""
+    """One way from end to end and back. Seconds, bytes per second, bytes; every `lose`th datagram of a side is lost,
+    and those for which `chance` says so."""
 
     delay: float = 0.025
     rate: float = 12.5e6
     queue: int = 1_000_000
     up: bool = True
     lose: int = 0
+    chance: Callable[[], bool] = lambda: False
     dropped: int = 0
     busy: dict[int, float] = field(default_factory=dict)
     count: list[int] = field(default_factory=lambda: [0, 0])
@@ -33,7 +35,7 @@ class Path:
         """When a datagram sent now by this side is there; None when it is lost."""
         start = max(now, self.busy.get(side, 0.0))
         self.count[side] += 1
-        lost = self.lose and self.count[side] % self.lose == 0
+        lost = (self.lose and self.count[side] % self.lose == 0) or self.chance()
         if lost or not self.up or (start - now) * self.rate > self.queue:
             self.dropped += 1
             return None

@@ -237,6 +237,75 @@ def test_a_slower_path_is_taken_at_once_and_nothing_is_lost(name: str) -> None:
     assert wire.client.counters().lost == lost
 
 
+def collapsed(name: str, seed: int) -> Wire:
+    """A connection that has sent both ways for three seconds by a path that loses 15 % of the datagrams."""
+    chance = random.Random(seed)
+    wire = Wire(name, name, Path(delay=0.02))
+    stream = wire.client.open_stream()
+    wire.send(0, stream, 100)
+    wire.run(0.2)
+    wire.path = Path(delay=0.02, chance=lambda: chance.random() < 0.15)
+    for _ in range(150):
+        for side in (0, 1):
+            wire.send(side, stream, 12_000)
+        wire.run(0.02)
+    assert wire.client.counters().congestion_window < 15_000
+    return wire
+
+
+@both
+@pytest.mark.parametrize("seed", range(8))
+def test_a_window_that_loss_has_closed_opens_at_once_on_the_next_path(name: str, seed: int) -> None:
+    """The libraries would add a packet per round trip: three seconds and a half for what has piled up in three."""
+    wire = collapsed(name, seed)
+    wire.path = Path(delay=0.031)
+    for side, engine in enumerate((wire.client, wire.server)):
+        engine.restart(wire.now, 0.062)
+        wire.transmit(side)
+    lost = wire.client.counters().lost
+    for _ in range(50):
+        for side in (0, 1):
+            wire.send(side, 0, 12_000)
+        wire.run(0.02)
+    assert [sink.received for sink in wire.sinks] == pytest.approx([2_400_000, 2_400_100], rel=0.03)
+    assert wire.client.counters().lost - lost < 20  # those of the old path
+    assert wire.sinks[0].end is wire.sinks[1].end is None
+
+
+@both
+@pytest.mark.parametrize("seed", range(4))
+def test_the_next_path_may_be_slow_to_answer_at_first(name: str, seed: int) -> None:
+    """A relay on a machine that has no time: what the old path has lost is found late, and is still the old path's."""
+    wire = collapsed(name, seed)
+    wire.path = Path(delay=0.3)
+    for side, engine in enumerate((wire.client, wire.server)):
+        engine.restart(wire.now, 0.062)
+        wire.transmit(side)
+    wire.run(0.7)
+    wire.path = Path(delay=0.031)
+    wire.run(1.3)
+    assert [sink.received for sink in wire.sinks] == [1_800_000, 1_800_100]
+
+
+@both
+def test_a_restart_of_an_idle_or_a_closed_connection_does_no_harm(name: str) -> None:
+    wire = Wire(name, name)
+    wire.client.restart(wire.now, 0.05)
+    wire.transmit(0)
+    wire.run(1.0)
+    due = wire.client.timer()
+    assert due is not None
+    assert due > wire.now
+    took = wire.transfer(0, wire.client.open_stream(), 50_000)
+    assert took < 0.3
+    wire.send(0, 0, 50_000)
+    wire.client.restart(wire.now, 0.05)
+    wire.transmit(0)
+    wire.client.close(1, "over")
+    wire.client.restart(wire.now, 0.05)
+    assert len(wire.client.datagrams(wire.now)) == 1
+
+
 def test_how_long_a_switch_holds() -> None:
     assert hold_until(5.0, 0.05, 0.05, 0.01) == pytest.approx(5.0 + 0.021)
     assert hold_until(5.0, 0.01, 0.01, 0.05) == 0.0
@@ -367,7 +436,7 @@ def test_whatever_a_path_does_all_bytes_arrive(seed: int) -> None:
     wire.run(0.5)
     written = [1, 0]
     for _ in range(chance.randrange(4, 20)):
-        match chance.choice(["send", "send", "run", "change", "outage", "wake", "idle", "drop"]):
+        match chance.choice(["send", "send", "run", "change", "outage", "wake", "restart", "idle", "drop"]):
             case "send":
                 side, size = chance.randrange(2), chance.choice([10, 12_000, 300_000])
                 written[side] += size
@@ -384,6 +453,10 @@ def test_whatever_a_path_does_all_bytes_arrive(seed: int) -> None:
                     wire.wake()
             case "wake":
                 wire.wake()
+            case "restart":
+                for side, engine in enumerate((wire.client, wire.server)):
+                    engine.restart(wire.now, 2 * wire.path.delay)
+                    wire.transmit(side)
             case "idle":
                 wire.idle(7.0)
             case "drop":

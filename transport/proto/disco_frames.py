@@ -6,7 +6,8 @@ them. A fixed hex vector per frame stands in the tests.
 Frame:      type u8, fields; numbers are big endian. Bytes after the fields are ignored: padding, or a later version's.
 Address:    family u8: 0 none (and nothing follows), 4 or 6; host 4 or 16 bytes, port u16
 
-PING  0x01  transaction 12, zeros: padded to measure what a path carries, and never sealed smaller than any PONG
+PING  0x01  transaction 12, flags u8 (bit 0: left), zeros: padded to measure what a path carries, and never sealed
+            smaller than any PONG
 PONG  0x02  transaction 12 of the ping, Address that the ping came from (none on a relayed path)
 CALL  0x03  stage u8, session 8, boot 8, number u32, NAT kind u8, port delta i16,
             count u8 ≤ 16, candidates: source u8, Address;
@@ -43,6 +44,8 @@ _PORT = struct.Struct(">H")
 _LENGTH = struct.Struct(">H")
 _TRANSACTION = struct.Struct(">B12s")
 _CALL = struct.Struct(">BB8s8sIBh")
+_PING = struct.Struct(">B12sB")
+_LEFT = 0x01
 _MIN_PING = _TRANSACTION.size + 1 + 16 + _PORT.size  # a PONG with an IPv6 address
 
 
@@ -68,9 +71,10 @@ class CallStage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Are you there? `tx` is random, 12 bytes, and used once."""
+    """Are you there? `tx` is random, 12 bytes, and used once. `left`: the sender has left this path for its loss."""
 
     tx: bytes
+    left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,8 @@ def encode(message: DiscoMessage, size: int = 0) -> bytes:
         case Ping():
             if size > MAX_DATAGRAM:
                 raise ValueError(f"a disco datagram of {size} bytes; at most {MAX_DATAGRAM} are possible")
-            plain = _TRANSACTION.pack(FrameType.PING, _exactly(message.tx, TRANSACTION_BYTES, "transaction"))
+            tx = _exactly(message.tx, TRANSACTION_BYTES, "transaction")
+            plain = _PING.pack(FrameType.PING, tx, _LEFT if message.left else 0)
             return plain.ljust(max(_MIN_PING, size - SEAL_OVERHEAD), b"\0")
         case Pong():
             plain = _TRANSACTION.pack(FrameType.PONG, _exactly(message.tx, TRANSACTION_BYTES, "transaction"))
@@ -129,7 +134,8 @@ def decode(plaintext: bytes) -> DiscoMessage:
             case FrameType.PING:
                 if len(plaintext) < _MIN_PING:
                     raise DiscoError(f"disco PING of {len(plaintext)} bytes is shorter than its answer")
-                return Ping(_TRANSACTION.unpack_from(plaintext)[1])
+                _, tx, flags = _PING.unpack_from(plaintext)
+                return Ping(tx, bool(flags & _LEFT))
             case FrameType.PONG:
                 tx = _TRANSACTION.unpack_from(plaintext)[1]
                 address, _ = _decode_address(plaintext, _TRANSACTION.size)

@@ -15,7 +15,8 @@ Not which path is used (path_policy.py) and not whom to call (punch.py). Owned a
   live        .          .          doubted    .          dead
   doubted     .          live       .          dead       dead
   dead        probing*   live**     .          .          .
-  * never live before; otherwise it is pinged and stays dead.  ** the third pong in a row, when it was live before
+  * never live before; otherwise it is pinged and stays dead.  ** the third pong in a row, when it was live before;
+     the sixth, twelfth, … of a direct path that came back a short time ago and died again
 
 What counts as an answer to a send: data of a connection, and pongs. The peer's own pings only show that the peer is
 heard: a path on which nothing but they arrive is one-way. A lost pong alone changes nothing; three in a row do, even
@@ -70,6 +71,14 @@ TRANSITIONS: Mapping[tuple[PathState, Event], PathState] = {
 }
 
 
+class Use(StrEnum):
+    """What a ping is for: life and RTT, or size; the quality of a demoted path; to tell the peer that we left it."""
+
+    LIFE = "life"
+    TRAIN = "train"
+    FAREWELL = "farewell"
+
+
 @dataclass(slots=True)
 class Ping:
     """One ping under way. size: bytes it was padded to, 0 for a small one. stalled: we stood still meanwhile."""
@@ -77,7 +86,7 @@ class Ping:
     sent_at: float
     deadline: float
     size: int = 0
-    train: bool = False
+    use: Use = Use.LIFE
     missed: bool = False
     stalled: bool = False
 
@@ -94,6 +103,8 @@ class Path:
         "_failures",
         "_gone",
         "_proof",
+        "_return_pongs",
+        "_returned_at",
         "_rtt",
         "_tries",
         "_tries_end",
@@ -147,6 +158,7 @@ class Path:
         self._tries: list[float] = []
         self._tries_end = inf
         self._back_off = config.back_off
+        self._return_pongs, self._returned_at = config.return_pongs, -inf
         self._failures = 0  # times in a row that asking brought nothing
 
     @property
@@ -281,6 +293,7 @@ class Path:
         self._rtt.restart()
         self.pings.clear()
         self._back_off = self._config.back_off
+        self._return_pongs, self._returned_at = self._config.return_pongs, -inf
         self.quality.forget()
         self.doubt(now, "the network changed")
         self.last_ping = -inf
@@ -296,7 +309,9 @@ class Path:
         if ping.size:
             self.sizes.answered(ping.size, now)
             return True
-        if ping.train:
+        if ping.use is Use.FAREWELL:
+            self.quality.told()
+        if ping.use is Use.TRAIN:
             if not ping.missed:
                 self.quality.trained(True, now)
         elif not ping.missed and self._counts(ping):
@@ -313,13 +328,13 @@ class Path:
             self.questioned = inf
         if self.direct and self.sizes.small_answered(ping.sent_at, now):
             self.reason = "datagrams beyond 1200 bytes are lost"
-        if self.state is not DEAD or not self.proven or self.row >= self._config.return_pongs:
+        if self.state is not DEAD or not self.proven or self.row >= self._return_pongs:
             self._alive(now, "answers")
         return True
 
-    def sent_ping(self, tx: bytes, size: int, train: bool, now: float) -> None:
+    def sent_ping(self, tx: bytes, size: int, use: Use, now: float) -> None:
         """A ping goes out."""
-        self.pings[tx] = Ping(now, now + self._config.silence(self.rtt), size, train)
+        self.pings[tx] = Ping(now, now + self._config.silence(self.rtt), size, use)
         if size == 0:
             self.last_ping = now
             if self.state is DEAD and not self._tries:
@@ -346,7 +361,7 @@ class Path:
             end = ping.sent_at + config.ping_life
             times.append(end if ping.missed else min(ping.deadline, end))
         if self.state is LIVE:
-            times += [self.sizes.due, self.quality.due if active else inf]
+            times += [self.sizes.due, self.quality.farewell_due, self.quality.due if active else inf]
             questioned = self.questioned < inf
             times.append(self.waiting_since + self.patience() * (1.0 if questioned else 0.5))
             times.append(self.questioned + config.silence(self.rtt))
@@ -360,19 +375,21 @@ class Path:
             times.append(self.down_until)
         return min(times)
 
-    def poll(self, now: float, selected: bool, active: bool) -> list[tuple[int, bool]]:
-        """Let time pass. The pings to send now: (size, whether it belongs to a train)."""
+    def poll(self, now: float, selected: bool, active: bool) -> list[tuple[int, Use]]:
+        """Let time pass. The pings to send now: (size, what for)."""
         self._expire(now)
         self._judge(now, selected, active)
-        pings: list[tuple[int, bool]] = []
+        pings: list[tuple[int, Use]] = []
         if now >= self._next_ping(selected, active):
-            pings.append((0, False))
+            pings.append((0, Use.LIFE))
             self._tries = [at for at in self._tries if at > now]
         if self.state is LIVE:
             if active and self.quality.poll(now):
-                pings.append((0, True))
+                pings.append((0, Use.TRAIN))
+            if self.quality.poll_farewell(now):
+                pings.append((0, Use.FAREWELL))
             big_lately = now - self.last_big < self._config.size_check_gap
-            pings += [(size, False) for size in self.sizes.poll(now, big_lately)]
+            pings += [(size, Use.LIFE) for size in self.sizes.poll(now, big_lately)]
         return pings
 
     def _next_ping(self, selected: bool, active: bool) -> float:
@@ -419,6 +436,9 @@ class Path:
         elif self.state is DOUBTED and self.unanswered >= config.dead_after and now >= self.since + config.dead_time:
             self._go(Event.GIVE_UP, now, f"{self.unanswered} pings were not answered")
             self._fell()
+            relapsed = self.direct and now - self._returned_at < config.relapse
+            pongs = 2 * self._return_pongs if relapsed else config.return_pongs
+            self._return_pongs = min(pongs, config.return_cap)
         elif self.state is PROBING and now >= self._tries_end:
             self._go(Event.GIVE_UP, now, "no answer")
             self._failures = min(self._failures + 1, 10)
@@ -439,7 +459,7 @@ class Path:
             return
         self.row = 0
         self.unanswered += 1
-        if ping.train:
+        if ping.use is Use.TRAIN:
             self.quality.trained(False, now)
         elif self._counts(ping):
             self.quality.count(1, 1, now)
@@ -460,6 +480,8 @@ class Path:
         was = self.state
         if not self._go(Event.ANSWER, now, why):
             return
+        if was is DEAD and self.proven:
+            self._returned_at = now
         self.proven = True
         self.questioned = inf
         self._calm_since = now

@@ -13,11 +13,12 @@ from transport.proto.punch import CloseSockets, OpenSockets, SendCall
 
 @dataclass(frozen=True, slots=True)
 class SendPing:
-    """Send Ping(tx) on this path; a padded one when size is not 0: then the sealed datagram has `size` bytes."""
+    """Send Ping(tx, left) on this path; a padded one when size is not 0: then the sealed datagram has `size` bytes."""
 
     path: PathId
     tx: bytes
     size: int
+    left: bool = False
 
 
 @dataclass(frozen=True, slots=True)

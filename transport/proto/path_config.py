@@ -51,7 +51,9 @@ class PathConfig:
     tries_end: float = 1.0  # after the last one: the path is given up
     back_off: float = 0.5  # first ping of a dead path, then doubling
     back_off_cap: float = 15.0
-    return_pongs: int = 3  # in a row, before a dead path is trusted again
+    return_pongs: int = 3  # in a row, before a dead path is trusted again; doubling
+    return_cap: int = 48  # … to this with every death of a direct path within this many seconds of its return:
+    relapse: float = 60.0  # at 35 % loss each way three pongs in a row are no accident, and twelve are
     return_gap: float = 0.1
     gone: float = 2.0  # a relay that said "not here" is asked again after this
     ping_life: float = 5.0  # a pong later than this answers nothing
@@ -87,6 +89,8 @@ class PathConfig:
     busy_gain: float = 1.5  # … unless the relay was not so much faster when it was tried
     demote_hold: float = 30.0  # doubling with every demotion
     demote_cap: float = 900.0
+    farewells: int = 5  # pings that tell the peer of it, until one is answered: four of five may be lost
+    farewell_gap: float = 0.1
     train_pings: int = 50  # asked of a demoted path before it may come back
     train_gap: float = 0.1
 

@@ -7,6 +7,7 @@ only the owner knows when they mean something (the path is alive, no switch a mo
             so that 2 % are never taken for 5 %); goodput under half of the relay's in 3 samples in a row; loss ≥ 3 % in
             4 samples in a row at full speed (not on a LAN, nor when the relay is known to be little faster)
                                                                                      → demoted for 30 s, doubling
+            the peer has left the path for its loss, and ours do not contradict     → the same
   demoted   the time is over                                                       → training: 50 pings, 0.1 s apart
   training  loss ≤ 2 %                                                             → good
             more                                                                   → demoted, twice as long
@@ -35,6 +36,8 @@ class Quality:
         self._train = 0  # pings yet to send
         self._train_next = inf
         self._train_answers = self._train_misses = 0
+        self._farewells = 0  # pings yet to send that tell the peer
+        self.farewell_due = inf
         self.goodput: float | None = None  # B/s, smoothed over saturated seconds
         self.goodput_at = -inf
         self.demoted = ""
@@ -74,6 +77,27 @@ class Quality:
             self._lost -= first_lost
         if not self.demoted and self._loses():
             self._demote(f"loses {round(100 * self.loss)} %", now)
+            # What is lost towards one side is missing on the other: its answers, its acknowledgements. It cannot know
+            # as soon as we do, and would take our silence here for a disturbance.
+            self._farewells, self.farewell_due = self._config.farewells, now
+
+    def follow(self, now: float) -> None:
+        """The peer has left the path for its loss: so do we, unless enough of our own packets say otherwise."""
+        contradicted = self._sent >= self._config.loss_packets and self._lost <= self._config.loss_limit * self._sent
+        if not self.demoted and not contradicted:
+            self._demote("loses, says the peer", now)
+
+    def poll_farewell(self, now: float) -> bool:
+        """Whether a ping is to be sent now that tells the peer that we left."""
+        if now < self.farewell_due:
+            return False
+        self._farewells -= 1
+        self.farewell_due = now + self._config.farewell_gap if self._farewells else inf
+        return True
+
+    def told(self) -> None:
+        """Such a ping was answered."""
+        self._farewells, self.farewell_due = 0, inf
 
     def _loses(self) -> bool:
         limit, least = self._config.loss_limit, self._config.loss_packets

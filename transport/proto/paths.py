@@ -20,7 +20,7 @@ from transport.errors import Address
 from transport.proto.addresses import Candidate, NatKind, PathId, PathKind
 from transport.proto.birthday import Shot
 from transport.proto.disco_frames import SEAL_OVERHEAD, TRANSACTION_BYTES, Call, encode
-from transport.proto.path import CANDIDATE, DEAD, DOUBTED, LIVE, PROBING, Path
+from transport.proto.path import CANDIDATE, DEAD, DOUBTED, LIVE, PROBING, Path, Use
 from transport.proto.path_actions import Action, Counters, Replay, SendPing
 from transport.proto.path_calm import Calm
 from transport.proto.path_config import DEFAULT_MAX_SIZE, RELAY_SIZE, UNPROBED_SIZE, PathConfig
@@ -177,12 +177,18 @@ class PeerPaths:
             known.gone(now)
         self._update(now)
 
-    def on_ping(self, path: PathId, kind: PathKind, now: float, max_size: int = DEFAULT_MAX_SIZE) -> None:
-        """An authenticated ping arrived by this path (and was answered): the peer is heard here."""
+    def on_ping(
+        self, path: PathId, kind: PathKind, now: float, max_size: int = DEFAULT_MAX_SIZE, *, left: bool = False
+    ) -> None:
+        """An authenticated ping arrived by this path (and was answered): the peer is heard here. left: it says that it
+        has just left the path for its loss."""
         known = self._add(path, kind, now, max_size)
         if known is not None:
             known.last_heard = now
             self._welcome(known, now)
+            if left and known.direct and not known.quality.demoted:
+                known.quality.follow(now)
+                self._update(now)
             selected = self._selected
             if not known.direct and selected is not None and selected.direct and selected.ask_again(now):
                 self._worried = True  # the peer is, and has asked our relay
@@ -196,7 +202,7 @@ class PeerPaths:
         if known is None and shot is not None and shot[0].path == path and now < shot[1]:
             known = self._add(path, shot[0].kind, now, DEFAULT_MAX_SIZE, trusted=True)
             if known is not None:
-                known.sent_ping(tx, 0, False, shot[1] - self._config.ping_life)
+                known.sent_ping(tx, 0, Use.LIFE, shot[1] - self._config.ping_life)
         if known is not None and known.pong(tx, now):
             self.counters.pongs += 1
             self._update(now)
@@ -302,8 +308,8 @@ class PeerPaths:
                 path.restore(now)
             if active and path.state is CANDIDATE:
                 path.ask(now)
-            for size, train in path.poll(now, path is self._selected, active):
-                actions.append(self._ping(path, size, train, now))
+            for size, use in path.poll(now, path is self._selected, active):
+                actions.append(self._ping(path, size, use, now))
         self._ask_backup(now)
         self._forget(actions, now)
         self._update(now)
@@ -338,11 +344,11 @@ class PeerPaths:
             self._paths[PathId(relay=url)].ask_again(now)
         self._worried = worried
 
-    def _ping(self, path: Path, size: int, train: bool, now: float) -> SendPing:
+    def _ping(self, path: Path, size: int, use: Use, now: float) -> SendPing:
         tx = self._random(TRANSACTION_BYTES)
-        path.sent_ping(tx, size, train, now)
+        path.sent_ping(tx, size, use, now)
         self.counters.pings += 1
-        return SendPing(path.path, tx, size)
+        return SendPing(path.path, tx, size, use is Use.FAREWELL)
 
     def _look_for_direct(self, now: float) -> None:
         if self._looking(now) and self._punch.may_start(now):

@@ -39,6 +39,7 @@ class Packet:
     tx: bytes = b""
     number: int = 0
     call: Call | None = None
+    left: bool = False
 
 
 class Nat:
@@ -263,8 +264,8 @@ class Simulation:
     def _act(self, node: Node, action: Action) -> None:
         node.count[type(action).__name__] += 1
         match action:
-            case SendPing(path, tx, size):
-                self._send(node, path, Packet("ping", max(size, 110), tx))
+            case SendPing(path, tx, size, left):
+                self._send(node, path, Packet("ping", max(size, 110), tx, left=left))
             case SendCall(relay, call):
                 self._send(node, PathId(relay=relay), Packet("call", 300, call=call))
             case OpenSockets(count):
@@ -342,7 +343,7 @@ class Simulation:
         match packet.what:
             case "ping":
                 self._send(node, path, Packet("pong", 110, packet.tx))
-                paths.on_ping(path, kind, now)
+                paths.on_ping(path, kind, now, left=packet.left)
             case "pong":
                 paths.on_pong(path, packet.tx, None, now)
             case "call":

@@ -41,6 +41,7 @@ CALL = Call(
 CALL_HEAD = "0302" + "55" * 8 + "66" * 8 + "0000000703ffff"
 VECTORS: list[tuple[DiscoMessage, str]] = [
     (Ping(TX), "01" + TX.hex() + "00" * 19),
+    (Ping(TX, left=True), "01" + TX.hex() + "01" + "00" * 18),
     (Pong(TX, None), "02" + TX.hex() + "00"),
     (Pong(TX, ("192.0.2.1", 4433)), "02" + TX.hex() + "04c00002011151"),
     (Pong(TX, ("2001:db8::1", 4433)), "02" + TX.hex() + "0620010db8" + "00" * 11 + "011151"),

@@ -137,3 +137,36 @@ def test_goodput_under_half_of_the_relays() -> None:
     for _ in range(10):
         other.carried(1.0, 0.0, None, 1.0)  # nothing is known of a relay
     assert other.demoted == ""
+
+
+def test_whoever_leaves_for_loss_says_so_until_it_is_answered() -> None:
+    quality = Quality(CONFIG)
+    assert not quality.poll_farewell(0.0)
+    now = seconds(quality, 4, 100, 0.2)
+    assert quality.demoted
+    sent = []
+    while quality.farewell_due < now + 10:
+        at = quality.farewell_due
+        assert quality.poll_farewell(at)
+        sent.append(at)
+    assert len(sent) == CONFIG.farewells
+    again = Quality(CONFIG)
+    now = seconds(again, 4, 100, 0.2)
+    assert again.poll_farewell(now)
+    again.told()
+    assert not again.poll_farewell(now + 1)
+
+
+@pytest.mark.parametrize(
+    ("packets", "loss", "follows"), [(0, 0.0, True), (20, 0.0, True), (100, 0.2, True), (100, 0.0, False)]
+)
+def test_the_peer_is_followed_unless_our_own_packets_arrive(packets: int, loss: float, follows: bool) -> None:
+    quality = Quality(CONFIG)
+    quality.count(packets, round(packets * loss), 1.0)
+    quality.follow(2.0)
+    assert bool(quality.demoted) is follows
+    assert not quality.poll_farewell(2.0)  # it knows
+    if follows:
+        end, _ = train(quality, quality.due, lost=0)
+        assert end >= 2.0 + CONFIG.demote_hold
+        assert not quality.demoted

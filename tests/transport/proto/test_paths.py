@@ -257,6 +257,8 @@ def test_a_peer_that_prefers_the_relay_for_good_is_asked_and_left() -> None:
         primary = b.paths.decision.primary
         assert primary is not None
         b.paths.sample(primary, 50, 8, None, simulation.now)
+        assert a.paths.decision.primary is not None
+        a.paths.sample(a.paths.decision.primary, 50, 0, None, simulation.now)
     assert kind(b) is PathKind.RELAY
     assert kind(a) is PathKind.PUNCHED
     pings, start = a.paths.counters.pings, simulation.now
@@ -632,6 +634,24 @@ def test_a_path_that_loses_after_a_disturbance_still_loses_its_tier() -> None:
     assert kind(simulation.a) is PathKind.RELAY
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_pair_leaves_a_lossy_path_together(seed: int) -> None:
+    """Who leaves says so: the other one would take the silence for a disturbance, and what it lost for the same."""
+    simulation = running(60.0, seed=seed)
+    a, b = simulation.a, simulation.b
+    for link in simulation.links.values():
+        link.loss = 0.2
+    while kind(a) in DIRECT_KINDS:
+        lossy_seconds(simulation, 0.75, 0.2, a)
+        assert simulation.now < 115.0
+    lossy_seconds(simulation, 1.5, 0.2, b)
+    assert kind(b) is PathKind.RELAY
+    for node in (a, b):
+        assert node.paths.decision.reason.startswith("relay: direct path loses")
+    simulation.run(30.0)
+    assert not simulation.late(simulation.now - 30.0, simulation.now - 1.0, 0.2)
+
+
 @pytest.mark.parametrize("loss", [0.1, 0.2, 0.35, 0.5])
 def test_a_very_lossy_path_is_left_for_the_relay(loss: float) -> None:
     """However often it is doubted and answers again meanwhile."""
@@ -645,6 +665,25 @@ def test_a_very_lossy_path_is_left_for_the_relay(loss: float) -> None:
             simulation.run(0.25)
             away += kind(simulation.a) is PathKind.RELAY
         assert away >= 20, simulation.a.log
+
+
+@pytest.mark.parametrize("loss", [0.35, 0.5])
+def test_a_path_that_dies_of_loss_does_not_flap(loss: float) -> None:
+    """Too little is sent to measure the loss. Three pongs in a row bring it back by luck; ever more are asked for."""
+    for seed in range(5):
+        simulation = Simulation(*easy_pair(), seed=seed)
+        simulation.start()
+        simulation.traffic(700.0, gap=1.0)
+        simulation.run(3.0)
+        for link in simulation.links.values():
+            link.loss = loss
+        simulation.run(300.0)
+        for node in (simulation.a, simulation.b):
+            assert node.paths.counters.switches <= 6, node.log
+        for link in simulation.links.values():
+            link.loss = 0.0
+        simulation.run(300.0)
+        assert kind(simulation.a) in DIRECT_KINDS  # the loss is over, and that shows
 
 
 def test_a_path_that_still_loses_is_held_down_twice_as_long() -> None:
