@@ -49,6 +49,8 @@ class RelayConfig:
     max_pending_per_ip: int = 64  # an office behind one address comes back at once after a restart
     queue: QueueBounds = field(default_factory=QueueBounds)
     max_queued: int = 512_000_000  # in all queues together
+    max_directory: int = 32_000_000  # 4,096 clients with 1,400 bytes each take a quarter
+    record_rate: int = 12_500_000  # to all watchers together: a swarm of 200 needs 9 MB/s at 700 bytes every 3 s
 
     login_timeout: float = 10.0
     ping_interval: float = 20.0  # below the 30 s for which hasty middleboxes keep a TCP mapping, and CDNs' 100 s

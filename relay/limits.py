@@ -66,7 +66,8 @@ class Priority(IntEnum):
 
     CONTROL = 0
     DISCO = 1
-    BULK = 2
+    RECORD = 2  # of the directory, which gives a client more only when none of it waits
+    BULK = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class QueueBounds:
     disco_count: int = 256
     control_bytes: int = 16 * 1024
     control_count: int = 128
+    record_bytes: int = 64 * 1024
+    record_count: int = 32
 
     def of(self, priority: Priority) -> tuple[int, int]:
         """(bytes, count) of a class."""
@@ -87,6 +90,8 @@ class QueueBounds:
                 return self.control_bytes, self.control_count
             case Priority.DISCO:
                 return self.disco_bytes, self.disco_count
+            case Priority.RECORD:
+                return self.record_bytes, self.record_count
             case Priority.BULK:
                 return self.bulk_bytes, self.bulk_count
 
@@ -102,7 +107,7 @@ class QueueTotal:
 
 
 class OutboundQueue:
-    """What waits for one client: control first, then disco, then bulk; each class in order.
+    """What waits for one client: control first, then disco, records, bulk; each class in order.
 
     A class that is full loses its OLDEST messages: bulk never displaces disco, and neither displaces control. When all
     queues together are at `total.limit`, bulk makes room in its own queue or is not taken.
@@ -111,16 +116,20 @@ class OutboundQueue:
     __slots__ = ("_bounds", "_bytes", "_total", "_waiting", "count", "dropped", "size")
 
     def __init__(self, bounds: QueueBounds, total: QueueTotal) -> None:
-        self._waiting: list[deque[bytes] | None] = [None, None, None]  # an empty deque has 0.6 KB: made when needed
+        self._waiting: list[deque[bytes] | None] = [None] * len(Priority)  # an empty deque has 0.6 KB: made when needed
         self._bounds = tuple(bounds.of(priority) for priority in Priority)
-        self._bytes = [0, 0, 0]
+        self._bytes = [0] * len(Priority)
         self._total = total
         self.size = 0
         self.count = 0
-        self.dropped = [0, 0, 0]  # messages by class, since the start
+        self.dropped = [0] * len(Priority)  # messages by class, since the start
 
     def __bool__(self) -> bool:
         return self.count > 0
+
+    def waits(self, priority: Priority) -> bool:
+        """Whether anything of this class waits."""
+        return self._bytes[priority] > 0
 
     def push(self, message: bytes, priority: Priority) -> int:
         """Queue a message; how many messages of its class were dropped for it (itself too, when it does not fit)."""

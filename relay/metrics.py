@@ -25,6 +25,9 @@ class Drop(StrEnum):
     DISCO_RATE = "disco_rate"
     NOT_CONNECTED = "not_connected"
     QUEUE_FULL = "queue_full"
+    RECORD_RATE = "record_rate"
+    RECORD_TOPICS = "record_topics"
+    DIRECTORY_FULL = "directory_full"
 
 
 class Unreflected(StrEnum):
@@ -45,6 +48,8 @@ class Counts:
         "frames_bulk",
         "frames_disco",
         "logins",
+        "records_published",
+        "records_sent",
         "reflected",
         "strangers",
         "unreflected",
@@ -59,6 +64,8 @@ class Counts:
         self.logins: Counter[str] = Counter()  # by result: "ok", or the name of a RefusalCode in lower case
         self.ends: Counter[str] = Counter()  # sessions that ended, by why
         self.strangers: Counter[str] = Counter()  # connections that ended without a login, by why
+        self.records_published = 0  # refreshed and withdrawn ones too
+        self.records_sent = 0
         self.reflected = 0
         self.unreflected: Counter[Unreflected] = Counter()
 
@@ -115,6 +122,9 @@ class Metrics(Collector):
         for why, count in sorted(counts.strangers.items()):
             strangers.add_metric([why], count)
         yield strangers
+        published, sent = counts.records_published, counts.records_sent
+        yield CounterMetricFamily("relay_records_published", "Records taken into the directory", value=published)
+        yield CounterMetricFamily("relay_records_sent", "Records sent to watchers", value=sent)
         yield CounterMetricFamily("relay_reflected", "STUN answers sent", value=counts.reflected)
         unreflected = CounterMetricFamily(
             "relay_reflector_drops", "Datagrams to the reflector that got no answer", labels=["reason"]

@@ -24,6 +24,7 @@ from relay.limits import QueueTotal, Slots, TokenBucket
 from relay.memory import Reclaimer
 from relay.metrics import CONTENT_TYPE as METRICS_TYPE
 from relay.metrics import Counts, Metrics
+from relay.record_pump import RecordPump
 from relay.reflector import IPV6_MISSING, Reflector
 from relay.session import Session, Shared
 from transport.errors import Address, BindFailed
@@ -63,6 +64,7 @@ class RelayServer:
             counts=self.counts,
             instance_id=secrets.token_bytes(INSTANCE_ID_BYTES),
             queues=QueueTotal(config.max_queued),
+            records=RecordPump(config, self.counts, loop),
             bulk=TokenBucket(config.global_rate, max(config.global_rate, MAX_MESSAGE), now),
             disco=TokenBucket(config.global_disco_rate, disco_burst, now),
             pending=Slots(config.max_pending_per_ip, config.max_pending),
@@ -137,6 +139,7 @@ class RelayServer:
         """Close everything at once."""
         if self._check_timer is not None:
             self._check_timer.cancel()
+            self.shared.records.close()
         self._reflector.close()
         if self._server is None:
             return
@@ -153,6 +156,7 @@ class RelayServer:
         now = loop.time()
         for session in list(self.shared.sessions):
             session.check(now, self.config.idle_timeout, self.config.write_timeout)
+        self.shared.records.expire()
         connections = len(self.shared.sessions)
         self._memory.look(connections, self.shared.most_sessions, now)
         self.shared.most_sessions = connections
@@ -178,6 +182,9 @@ class RelayServer:
             "clients": len(shared.router),
             "connections": len(shared.sessions),
             "connections_not_logged_in": shared.pending.used,
+            "directory_bytes": shared.records.directory.size,
+            "directory_records": shared.records.directory.count,
+            "directory_watches": shared.records.directory.watches,
             "queue_bytes": shared.queues.used,
             "reconnect_spread_seconds": shared.spread_ms() / 1000,
             "uptime_seconds": time.monotonic() - self._started,

@@ -5,8 +5,8 @@ client may be is router's and limits'. Made by server.py for every accepted conn
 
     before the login   CHALLENGE goes out with the WebSocket's handshake. The first message is a good LOGIN → WELCOME,
                        and the router knows the key; else REFUSED. None within login_timeout: the connection is dropped
-    logged in          DATA and DISCO are passed on in this key's name; PING is answered; anything that is broken, and a
-                       newer login with the same key, ends it with REFUSED
+    logged in          DATA and DISCO are passed on in this key's name; PING is answered; PUBLISH and WATCH go to the
+                       directory; anything that is broken, and a newer login with the same key, ends it with REFUSED
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from websockets.http11 import Request
 
 from relay.client_address import IPAddress, address_text, forwarded_for, is_in, one_subscriber, parse_address
 from relay.config import RelayConfig, is_our_name
-from relay.connection import Connection, Page, State
+from relay.connection import WRITE_LOW, Connection, Page, State, websocket_frame
 from relay.limits import OutboundQueue, Priority, QueueTotal, Seldom, Slots, TokenBucket, reconnect_spread_ms
 from relay.metrics import Counts, Drop
+from relay.record_pump import RecordPump
 from relay.router import Router
 from transport.errors import IdentityError
 from transport.identity import PeerId
@@ -36,8 +37,11 @@ from transport.proto.relay_frames import (
     MAX_REASON_BYTES,
     NONCE_BYTES,
     PATH,
+    PUBLISH_BURST,
+    PUBLISH_RATE,
     VERSION,
     Challenge,
+    Feature,
     FrameType,
     Gone,
     GoneReason,
@@ -45,11 +49,13 @@ from transport.proto.relay_frames import (
     Login,
     Ping,
     Pong,
+    Publish,
     RefusalCode,
     Refused,
     RelayFrameError,
     Restarting,
     UnknownRelayFrame,
+    Watch,
     Welcome,
     decode_client,
     login_message,
@@ -88,6 +94,7 @@ class Shared:
     counts: Counts
     instance_id: bytes
     queues: QueueTotal
+    records: RecordPump
     bulk: TokenBucket
     disco: TokenBucket
     pending: Slots
@@ -108,13 +115,14 @@ class Shared:
 class Allowance:
     """What one logged-in client may do from now on."""
 
-    __slots__ = ("bulk", "control", "disco", "frames", "gone", "gone_seldom", "limited_seldom", "over_rate")
+    __slots__ = ("bulk", "control", "disco", "frames", "gone", "gone_seldom", "limited_seldom", "over_rate", "publish")
 
     def __init__(self, config: RelayConfig, now: float) -> None:
         self.frames = TokenBucket(config.client_frames, config.client_frames * BURST_SECONDS, now)
         self.bulk = TokenBucket(config.client_rate, max(config.client_rate * BURST_SECONDS, MAX_MESSAGE), now)
         self.disco = TokenBucket(config.client_disco_rate, config.client_disco_rate * DISCO_BURST_SECONDS, now)
         self.control = TokenBucket(config.client_control_frames, CONTROL_BURST, now)
+        self.publish = TokenBucket(PUBLISH_RATE, PUBLISH_BURST, now)
         self.gone = TokenBucket(GONE_PER_SECOND, GONE_BURST, now)
         self.gone_seldom = Seldom(GONE_INTERVAL, GONE_REMEMBERED)
         self.limited_seldom = Seldom(LIMITED_INTERVAL, 1)
@@ -275,6 +283,7 @@ class Session(Connection):
             reflectors=shared.reflector_ports,
             instance_id=shared.instance_id,
             observed=self._observed,
+            features=Feature.DIRECTORY,
         )
         self.send(welcome.encode(), Priority.CONTROL)
         shared.counts.logins["ok"] += 1
@@ -304,7 +313,7 @@ class Session(Connection):
         elif kind == FrameType.DISCO:
             self._relay_disco(message, allowance, now)
         elif allowance.control.take(1, now):
-            self._control(message)
+            self._control(message, allowance, now)
         else:
             self.on_broken("too many control frames")
 
@@ -360,7 +369,7 @@ class Session(Connection):
         if allowance.limited_seldom.allows(None, now):
             self.send(Limited(min(round(wait * 1000) + 1, MAX_U32)).encode(), Priority.CONTROL)
 
-    def _control(self, message: bytes) -> None:
+    def _control(self, message: bytes, allowance: Allowance, now: float) -> None:
         try:
             frame = decode_client(message)
         except UnknownRelayFrame:
@@ -370,8 +379,25 @@ class Session(Connection):
             return
         if isinstance(frame, Ping):
             self.send(Pong(frame.echo, self.shared.spread_ms()).encode(), Priority.CONTROL)
+        elif isinstance(frame, Publish):
+            if allowance.publish.take(1, now):
+                self.shared.records.publish(self.key, frame)
+            else:
+                self.shared.counts.drops[Drop.RECORD_RATE] += 1
+        elif isinstance(frame, Watch):
+            self.shared.records.watch(self, frame)
         elif isinstance(frame, Login):
             self.on_broken("a second LOGIN")
+
+    def takes_records(self) -> bool:
+        """Whether they leave soon, or stand where disco overtakes them and bulk does not: never in front of disco."""
+        if self.state is not State.WEBSOCKET or self.queue.waits(Priority.RECORD):
+            return False
+        return not self._writable or self._transport.get_write_buffer_size() <= WRITE_LOW
+
+    def send_records(self, messages: list[bytes]) -> None:
+        """RECORD messages, in one piece."""
+        self._send_raw(b"".join(map(websocket_frame, messages)), Priority.RECORD)
 
     def reading_pause(self, now: float) -> float:
         return 0.0 if self._allowance is None else self._allowance.pause(now)
@@ -410,6 +436,7 @@ class Session(Connection):
             shared.clients_by_ip.give(self._slot)
         if self._allowance is not None:
             shared.router.logout(self.key, self)
+            shared.records.leave(self, self.key)
             shared.counts.ends[why] += 1
             logger.info("session_ended peer=%s why=%s clients=%d", self.name, why, len(shared.router))
         elif why not in ("http", "lost"):

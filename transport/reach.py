@@ -20,6 +20,7 @@ from transport.peer_socket import PeerSocket, SocketCounters, SocketHandlers
 from transport.proto.path_config import PathConfig
 from transport.proto.relay_frames import GoneReason
 from transport.reflector_checks import StunCounters
+from transport.relay_directory import NoDirectory
 from transport.relay_pool import RelayPool
 from transport.relay_session import RelayCounters, RelayLinkConfig
 from transport.surroundings import Surroundings
@@ -73,6 +74,7 @@ class Reach:
         )
         self.paths.on_news = self._on_news = on_news
         handlers.on_disco = self.paths.on_disco
+        self._no_directory = NoDirectory()
         self.relays: RelayPool | None = None
         if config.relays:
             self.relays = RelayPool(
@@ -95,6 +97,13 @@ class Reach:
             )
             handlers.on_stun = self.surroundings.on_stun
             self.paths.on_observed = self.surroundings.observed_by_peer
+
+    @property
+    def directory(self) -> NoDirectory:
+        """Where to publish records for, and to hear of, whoever knows a topic: our relays' directories. Without relays
+        it does nothing.
+        """
+        return self._no_directory if self.relays is None else self.relays.directory
 
     async def start(self) -> None:
         """Begin to look around and to connect to relays."""

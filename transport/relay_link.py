@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from transport.errors import Address, TransportError
 from transport.identity import Identity, PeerId
 from transport.proto.reconnect import Reconnect
-from transport.proto.relay_frames import GoneReason
+from transport.proto.relay_frames import Feature, GoneReason, Record
 from transport.proto.relay_url import RelayUrl, is_global
 from transport.relay_dial import DialFailed, Resolver, connect, start, tls_context
 from transport.relay_session import Ending, RelayCounters, RelayLinkConfig, RelaySession
@@ -54,13 +54,14 @@ class RelayLink:
         on_gone: OnGone,
         *,
         on_rtt: Callable[[], None] | None = None,
+        on_record: Callable[[str, Record], None] = lambda _url, _record: None,
         private_ok: Callable[[], bool] = lambda: True,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.url = url
         self._identity, self._config = identity, config
         self._on_datagrams, self._on_state, self._on_gone = on_datagrams, on_state, on_gone
-        self._on_rtt, self._private_ok = on_rtt, private_ok
+        self._on_rtt, self._on_record, self._private_ok = on_rtt, on_record, private_ok
         self.counters = RelayCounters()
         self.error = ""  # why it is not up, one line; "" while it is
         self.rtt: float | None = None  # seconds, smoothed; the last one known while down
@@ -109,6 +110,11 @@ class RelayLink:
         session = self._session
         return session is not None and session.send(peer.raw, datagrams, disco)
 
+    def send_record(self, message: bytes) -> bool:
+        """Send a PUBLISH or WATCH now; False when the link is not up, or its socket is full."""
+        session = self._session
+        return session is not None and session.send_record(message)
+
     def kick(self) -> None:
         """The network changed: prove the session or replace it at once; try again now if there is none."""
         now = self._loop.time()
@@ -129,6 +135,12 @@ class RelayLink:
     def up(self) -> bool:
         """Whether `send` sends."""
         return self._session is not None and self._session.up
+
+    @property
+    def has_directory(self) -> bool:
+        """Whether it is up, with a relay that takes PUBLISH and WATCH."""
+        welcome = self._session.welcome if self.up and self._session is not None else None
+        return welcome is not None and bool(welcome.features & Feature.DIRECTORY)
 
     @property
     def reflectors(self) -> list[Address]:
@@ -237,6 +249,10 @@ class RelayLink:
     def session_gone(self, peer: PeerId, why: GoneReason) -> None:
         """The relay could not deliver to a peer."""
         _guarded(self._on_gone, self.url.text, peer, why)
+
+    def session_record(self, record: Record) -> None:
+        """The relay's directory says something."""
+        _guarded(self._on_record, self.url.text, record)
 
     def session_measured(self) -> None:
         """A ping was answered."""

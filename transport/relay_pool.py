@@ -7,6 +7,8 @@ Which links are open:
 - the home and the second, always; peers are told the home first;
 - one of our own that is down and would be a clearly better home, so that its return is noticed;
 - all of our own while we survey: at the start, after a change of network, every SURVEY_EVERY;
+- while its directory is used, the first two of our own by name, where there are more than three: with three, any two
+  nodes that keep two of them share one; with more they would not;
 - what `need` asked for, until it was unused for IDLE_SECONDS: at most MAX_ON_DEMAND.
 
 A relay that a peer named is a stranger: it never becomes the home, only global addresses are tried (unless our own
@@ -24,6 +26,7 @@ from transport.identity import Identity, PeerId
 from transport.news import NOT_NEEDED
 from transport.proto.relay_choice import HomeCandidate, HomeChoice, is_better
 from transport.proto.relay_url import BadRelayUrl, RelayUrl, is_global, parse_relay_url
+from transport.relay_directory import RelayDirectory
 from transport.relay_link import OnDatagrams, OnGone, OnState, RelayLink
 from transport.relay_session import RelayLinkConfig
 
@@ -33,6 +36,7 @@ MAX_OWN = 16
 MAX_ON_DEMAND = 8
 MAX_SURVEYED = 10  # links at one time while we look for the nearest
 MAX_STRANGERS = 64
+SHARED_ANYWAY = 3
 IDLE_SECONDS = 300.0
 BUSY_SECONDS = 60.0  # an on-demand link that was used within it is not closed for another
 SETTLE_SECONDS = 3.0  # after the start or a change of network: no home is known to others yet
@@ -83,6 +87,7 @@ class RelayPool:
         self._identity, self._config = identity, config
         self._on_datagrams, self._on_state, self._on_gone = on_datagrams, on_state, on_gone
         self._on_change = on_change
+        self.directory = RelayDirectory(self._send_record)
         self._choice = HomeChoice()
         self._entries: dict[str, _Entry] = {}
         self._up: tuple[str, ...] = ()
@@ -107,6 +112,7 @@ class RelayPool:
     async def close(self) -> None:
         """Close all links; takes at most a second or so."""
         self._running, self._closed, self._up = False, True, ()
+        self.directory.close()
         if self._timer is not None:
             self._timer.cancel()
         for entry in self._entries.values():
@@ -133,6 +139,7 @@ class RelayPool:
                 self._forget_strangers()
             entry = self._entries[url.text] = _Entry(url, own)
         entry.own = own
+        self._tell_directory(entry)
         if self._running and own:
             self._survey(settle=False)
         return url.text
@@ -206,6 +213,7 @@ class RelayPool:
             self._state,
             self._on_gone,
             on_rtt=lambda: self._measured(entry),
+            on_record=self.directory.heard,
             private_ok=lambda: entry.own or self._own_are_private(),
         )
         entry.link.start()
@@ -214,6 +222,7 @@ class RelayPool:
         link, entry.link = entry.link, None
         if link is None:
             return
+        self.directory.relay_down(entry.url.text, left=True)
         task = self._loop.create_task(link.close(), name=f"relay-close {entry.url}")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -232,9 +241,23 @@ class RelayPool:
         self._on_datagrams(url, peer, datagrams, disco)
 
     def _state(self, url: str, up: bool, reason: str) -> None:
+        entry = self._entries.get(url)
+        if not up:
+            self.directory.relay_down(url, left=False)
+        elif entry is not None:
+            self._tell_directory(entry)
         self._update()  # first, so that whoever is told finds the new home
         self._on_state(url, up, reason)
         self._tell()
+
+    def _tell_directory(self, entry: _Entry) -> None:
+        """Of a relay of our own that has just come up, or that is up and has just become our own."""
+        if entry.own and entry.link is not None and entry.link.has_directory:
+            self.directory.relay_up(entry.url.text)
+
+    def _send_record(self, url: str, message: bytes) -> bool:
+        entry = self._entries.get(url)
+        return entry is not None and entry.link is not None and entry.link.send_record(message)
 
     def _measured(self, entry: _Entry) -> None:
         if entry.link is not None:
@@ -294,6 +317,8 @@ class RelayPool:
             wanted.update(entry.url.text for entry in own[:MAX_SURVEYED])
         else:
             wanted.update(entry.url.text for entry in own if not entry.up and is_better(entry.view, home.view))
+        if self.directory.in_use and len(own) > SHARED_ANYWAY:
+            wanted.update(sorted(entry.url.text for entry in own)[:2])
         return wanted
 
     def _tell(self) -> None:

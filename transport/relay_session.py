@@ -4,6 +4,7 @@ An asyncio protocol around the sans-IO WebSocket of `websockets`: a `send` is in
 no task in between. Not the connecting and not the trying again (relay_dial, relay_link). One loop only.
 
 order of a session     upgrade → CHALLENGE → LOGIN → WELCOME → DATA, DISCO, GONE, PING, PONG … → end, told once
+records                PUBLISH, WATCH and RECORD pass through to relay_directory
 when the socket is full    what comes waits in proto/relay_queue, cut small, so that little stands in front of disco
 when nobody answers    proto/relay_watch says when to ping and when the relay is dead
 
@@ -102,6 +103,8 @@ class SessionOwner(Protocol):
     def session_datagrams(self, peer: PeerId, datagrams: list[bytes], disco: bool) -> None: ...
 
     def session_gone(self, peer: PeerId, why: frames.GoneReason) -> None: ...
+
+    def session_record(self, record: frames.Record) -> None: ...
 
     def session_measured(self) -> None: ...
 
@@ -222,6 +225,13 @@ class RelaySession(asyncio.Protocol):
             self._look_at(self._watch.due)
         return True
 
+    def send_record(self, message: bytes) -> bool:
+        """Send a PUBLISH or WATCH now; False when the session is not up or its socket is full: nothing is queued."""
+        if not self.up or self._paused:
+            return False
+        self._write(message)
+        return True
+
     def kick(self) -> None:
         """Our network changed: an answer is due within kick_timeout, or the session is over."""
         if self.up:
@@ -327,6 +337,8 @@ class RelaySession(asyncio.Protocol):
                 self._break(f"the relay sent {type(frame).__name__} before its welcome")
             case frames.Gone():
                 self._owner.session_gone(self._peer(frame.peer), frame.why)
+            case frames.Record():
+                self._owner.session_record(frame)
             case frames.Ping():
                 self._send_first(frames.Pong(frame.echo).encode())
             case frames.Pong():

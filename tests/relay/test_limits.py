@@ -19,7 +19,16 @@ from relay.limits import (
     reconnect_spread_ms,
 )
 
-SMALL = QueueBounds(bulk_bytes=100, bulk_count=5, disco_bytes=40, disco_count=4, control_bytes=20, control_count=3)
+SMALL = QueueBounds(
+    bulk_bytes=100,
+    bulk_count=5,
+    disco_bytes=40,
+    disco_count=4,
+    control_bytes=20,
+    control_count=3,
+    record_bytes=30,
+    record_count=2,
+)
 
 
 def test_spread_keeps_logins_after_a_crash_below_a_tenth_per_second() -> None:
@@ -75,18 +84,19 @@ def drained(waiting: OutboundQueue) -> list[bytes]:
     return [waiting.pop() for _ in range(waiting.count)]
 
 
-def test_control_leaves_first_then_disco_then_bulk_each_in_order() -> None:
+def test_control_leaves_first_then_disco_then_records_then_bulk_each_in_order() -> None:
     waiting, total = queue()
     for message, priority in (
         (b"b1", Priority.BULK),
+        (b"r1", Priority.RECORD),
         (b"d1", Priority.DISCO),
         (b"c1", Priority.CONTROL),
         (b"b2", Priority.BULK),
         (b"d2", Priority.DISCO),
     ):
         assert waiting.push(message, priority) == 0
-    assert (waiting.size, waiting.count, total.used) == (10, 5, 10)
-    assert drained(waiting) == [b"c1", b"d1", b"d2", b"b1", b"b2"]
+    assert (waiting.size, waiting.count, total.used) == (12, 6, 12)
+    assert drained(waiting) == [b"c1", b"d1", b"d2", b"r1", b"b1", b"b2"]
     assert (waiting.size, waiting.count, total.used) == (0, 0, 0)
     with pytest.raises(IndexError):
         waiting.pop()
@@ -97,10 +107,10 @@ def test_a_full_class_loses_its_oldest_and_no_other_class_anything() -> None:
     waiting.push(b"disco", Priority.DISCO)
     assert [waiting.push(bytes([number]) * 30, Priority.BULK) for number in range(5)] == [0, 0, 0, 1, 1]
     assert drained(waiting) == [b"disco", b"\2" * 30, b"\3" * 30, b"\4" * 30]
-    assert waiting.dropped == [0, 0, 2]
+    assert waiting.dropped == [0, 0, 0, 2]
     assert [waiting.push(b"x", Priority.BULK) for _ in range(7)] == [0, 0, 0, 0, 0, 1, 1]
     assert [waiting.push(b"d", Priority.DISCO) for _ in range(6)] == [0, 0, 0, 0, 1, 1]
-    assert waiting.dropped == [0, 2, 4]
+    assert waiting.dropped == [0, 2, 0, 4]
 
 
 def test_a_message_beyond_its_class_is_dropped_alone() -> None:
@@ -143,8 +153,8 @@ def test_bounds_hold_whatever_comes(steps: list[tuple[bytes, Priority] | None]) 
         message, priority = step
         waiting.push(message, priority)
         put[priority] += 1
-        assert waiting.size <= 100 + 40 + 20
-        assert waiting.count <= 5 + 4 + 3
+        assert waiting.size <= 100 + 40 + 20 + 30
+        assert waiting.count <= 5 + 4 + 3 + 2
         assert total.used == waiting.size
     assert waiting.count == sum(put.values()) - sum(left.values()) - sum(waiting.dropped)
     drained(waiting)

@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 import relay.connection
 from relay.config import RelayConfig, parse_network
-from relay.limits import QueueBounds
+from relay.limits import Priority, QueueBounds
 from relay.metrics import Drop
 from relay.server import RelayServer
 from transport.identity import Identity
@@ -405,7 +405,7 @@ async def fill(server: RelayServer, sender: Client, reader: Client) -> None:
     reader.socket.transport.pause_reading()
     target = server.shared.router.sessions[reader.key]
     number = 0
-    while target.queue.dropped[2] < 20:
+    while target.queue.dropped[Priority.BULK] < 20:
         await sender.data(reader.key, number.to_bytes(4, "big"), *[bytes(60_000)] * 2)
         number += 1
         assert number < 2_000
@@ -435,7 +435,7 @@ async def test_disco_overtakes_bulk_for_a_slow_reader_and_the_oldest_bulk_is_dro
         assert numbers[before_call] > numbers[before_call - 1] + 1  # and what was dropped was the oldest of the queue
         gone = await sender.expect(Gone)
         assert gone == Gone(reader.key, GoneReason.QUEUE_FULL)
-        assert server.counts.drops[Drop.QUEUE_FULL] == target.queue.dropped[2]
+        assert server.counts.drops[Drop.QUEUE_FULL] == target.queue.dropped[Priority.BULK]
 
 
 async def test_all_queues_together_are_bounded(start_relay: StartRelay) -> None:

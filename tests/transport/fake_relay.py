@@ -23,6 +23,8 @@ class FakeRelay:
     def __init__(
         self, ping_s: int = 20, spread_ms: int = 200, reflectors: tuple[int, int] = (3478, 3479), version: int = 1
     ) -> None:
+        self.features = 0
+        self.records: list[frames.Publish | frames.Watch] = []
         self.ping_s, self.spread_ms, self.reflectors, self.version = ping_s, spread_ms, reflectors, version
         self.sessions: dict[bytes, ServerConnection] = {}
         self.logins: list[float] = []  # when, by the loop's clock
@@ -121,7 +123,7 @@ class FakeRelay:
         host, port = socket.remote_address[:2]
         await socket.send(
             frames.Welcome(
-                self.ping_s, self.spread_ms, 10_000_000, self.reflectors, bytes(16), f"{host}:{port}"
+                self.ping_s, self.spread_ms, 10_000_000, self.reflectors, bytes(16), f"{host}:{port}", self.features
             ).encode()
         )
         self.sessions[login.key] = socket
@@ -144,6 +146,8 @@ class FakeRelay:
                     other = self.sessions.get(data.peer)
                     if other is not None:
                         await other.send(frames.relayed(message, key)[1])
+                case frames.Publish() | frames.Watch() as record:
+                    self.records.append(record)
                 case _:
                     pass
             await self._notify()

@@ -72,6 +72,7 @@ class Owner:
         self.ups = 0
         self.datagrams: list[tuple[PeerId, list[bytes], bool]] = []
         self.gone: list[PeerId] = []
+        self.records: list[frames.Record] = []
         self.endings: list[Ending] = []
         self.measured = 0
 
@@ -83,6 +84,9 @@ class Owner:
 
     def session_gone(self, peer: PeerId, _why: frames.GoneReason) -> None:
         self.gone.append(peer)
+
+    def session_record(self, record: frames.Record) -> None:
+        self.records.append(record)
 
     def session_measured(self) -> None:
         self.measured += 1

@@ -14,7 +14,8 @@ LOGIN      0x02  client → server, first message:  version u8, key 32, authorit
                  challenge on cannot use the answer there. The signature is Ed25519 over
                  LOGIN_CONTEXT + nonce + authority text (with its length).
 WELCOME    0x03  server → client:  ping interval s u16, reconnect spread ms u32, bytes per second u32 (this client's
-                 limit), reflector ports u16 × 2 (0: none), instance id 16, observed address text ("ip:port")
+                 limit), reflector ports u16 × 2 (0: none), instance id 16, observed address text ("ip:port"),
+                 features u8, bits of Feature (older relays end before it: none)
 DATA       0x10  both ways:  key 32, then one or more of: length u16 ≥ 1, bytes
 DISCO      0x11  the same, in the class that is delivered first
                  The key is the destination on the way to the relay and the authenticated sender on the way from it.
@@ -24,6 +25,12 @@ PONG       0x21  both ways:  echo 8; from the server also: reconnect spread ms u
 RESTARTING 0x30  server → client:  shortest ms u32, longest ms u32: come back at a time spread evenly between
 LIMITED    0x31  server → client:  ms u32: over the rate; about so long until what is sent passes again
 REFUSED    0x3F  server → client, its last message:  code u8 (RefusalCode), retry after ms u32, reason text
+PUBLISH    0x40  client → server:  topic 32, ttl s u16 (0: withdraw), blob u16 length ≤ MAX_BLOB, bytes: show this to
+                 whoever watches the topic, in our key's name
+WATCH      0x41  client → server:  topic 32, on u8: tell us all records of the topic now, and then what changes; 0: stop
+RECORD     0x42  server → client:  topic 32, publisher's authenticated key 32, ttl s u16 (what is left; 0: it is gone),
+                 blob u16 length, bytes
+                 One record per topic and key. Only a relay that has Feature.DIRECTORY is sent PUBLISH and WATCH.
 """
 
 from __future__ import annotations
@@ -31,7 +38,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 
 from transport.errors import PeerFault
 
@@ -47,7 +54,14 @@ ECHO_BYTES = 8
 MAX_DATA_MESSAGE = 256 * 1024
 MAX_DISCO_MESSAGE = 8 * 1024
 MAX_MESSAGE = MAX_DATA_MESSAGE  # what a WebSocket end must accept, and no more
-MAX_CONTROL_MESSAGE = 1024  # every frame that is neither DATA nor DISCO
+MAX_CONTROL_MESSAGE = 1024  # every frame that is neither DATA nor DISCO, nor has a blob
+MAX_BLOB_MESSAGE = 2048  # PUBLISH and RECORD
+MAX_BLOB = 1400
+TOPIC_BYTES = 32
+MAX_TTL_S = 0xFFFF
+MAX_TOPICS = 8  # that one client publishes under, and that it watches
+PUBLISH_RATE = 2.0  # a second and client; what is beyond PUBLISH_BURST at once is dropped
+PUBLISH_BURST = 8.0
 MAX_DATAGRAM = 0xFFFF
 MAX_AUTHORITY_BYTES = 300  # a DNS name has at most 253, and a port
 MAX_OBSERVED_BYTES = 64
@@ -61,6 +75,9 @@ _ECHO = struct.Struct(">B8s")
 _PONG_FROM_SERVER = struct.Struct(">B8sI")
 _RESTARTING = struct.Struct(">BII")
 _LIMITED = struct.Struct(">BI")
+_PUBLISH = struct.Struct(">B32sHH")
+_WATCH = struct.Struct(">B32sB")
+_RECORD = struct.Struct(">B32s32sHH")
 _REFUSED = struct.Struct(">BBI")
 _LENGTH = struct.Struct(">H")
 
@@ -79,6 +96,15 @@ class FrameType(IntEnum):
     RESTARTING = 0x30
     LIMITED = 0x31
     REFUSED = 0x3F
+    PUBLISH = 0x40
+    WATCH = 0x41
+    RECORD = 0x42
+
+
+class Feature(IntFlag):
+    """What a relay can do beyond the first version of the protocol."""
+
+    DIRECTORY = 1  # PUBLISH, WATCH, RECORD
 
 
 class GoneReason(IntEnum):
@@ -152,7 +178,7 @@ class Welcome:
 
     ping_s: send a PING so often. spread_ms: after a loss, first try again within a random part of this time.
     bytes_per_s: what this client may send. reflectors: the two UDP ports that answer STUN, 0 for none.
-    observed: the client's "ip:port" as the relay sees it.
+    observed: the client's "ip:port" as the relay sees it. features: bits of Feature.
     """
 
     ping_s: int
@@ -161,6 +187,7 @@ class Welcome:
     reflectors: tuple[int, int]
     instance_id: bytes
     observed: str
+    features: int = 0
 
     def encode(self) -> bytes:
         """The whole message."""
@@ -168,7 +195,7 @@ class Welcome:
         fixed = _WELCOME.pack(
             FrameType.WELCOME, self.ping_s, self.spread_ms, self.bytes_per_s, first, second, self.instance_id
         )
-        return fixed + _text(self.observed, MAX_OBSERVED_BYTES, "observed address")
+        return fixed + _text(self.observed, MAX_OBSERVED_BYTES, "observed address") + bytes((self.features,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,12 +285,59 @@ class Refused:
         return fixed + _text(self.reason, MAX_REASON_BYTES, "reason")
 
 
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Show `blob` to the watchers of `topic` (32 bytes) for `ttl_s` seconds; 0 withdraws it."""
+
+    topic: bytes
+    ttl_s: int
+    blob: bytes = b""
+
+    def encode(self) -> bytes:
+        """The whole message. Raises RelayFrameError when a size or the ttl is out of range."""
+        _check_record(self.topic, self.ttl_s, self.blob)
+        return _PUBLISH.pack(FrameType.PUBLISH, self.topic, self.ttl_s, len(self.blob)) + self.blob
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Tell us of the records of `topic` (32 bytes), or no longer."""
+
+    topic: bytes
+    on: bool
+
+    def encode(self) -> bytes:
+        """The whole message. Raises RelayFrameError when the topic has not 32 bytes."""
+        _check_record(self.topic, 0, b"")
+        return _WATCH.pack(FrameType.WATCH, self.topic, self.on)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the session of `key` published under `topic`, `ttl_s` seconds before it vanishes; 0: it is gone."""
+
+    topic: bytes
+    key: bytes
+    ttl_s: int
+    blob: bytes = b""
+
+    def encode(self) -> bytes:
+        """The whole message. Raises RelayFrameError when a size or the ttl is out of range."""
+        _check_record(self.topic, self.ttl_s, self.blob)
+        return _RECORD.pack(FrameType.RECORD, self.topic, self.key, self.ttl_s, len(self.blob)) + self.blob
+
+
 _REFUSAL_CODES = frozenset(int(code) for code in RefusalCode)
 _GONE_REASONS = frozenset(int(reason) for reason in GoneReason)
-_LIMITS: dict[int, int] = {FrameType.DATA: MAX_DATA_MESSAGE, FrameType.DISCO: MAX_DISCO_MESSAGE}
+_LIMITS: dict[int, int] = {
+    FrameType.DATA: MAX_DATA_MESSAGE,
+    FrameType.DISCO: MAX_DISCO_MESSAGE,
+    FrameType.PUBLISH: MAX_BLOB_MESSAGE,
+    FrameType.RECORD: MAX_BLOB_MESSAGE,
+}
 
-ClientFrame = Login | Data | Ping | Pong
-ServerFrame = Challenge | Welcome | Data | Gone | Ping | Pong | Restarting | Limited | Refused
+ClientFrame = Login | Data | Ping | Pong | Publish | Watch
+ServerFrame = Challenge | Welcome | Data | Gone | Ping | Pong | Restarting | Limited | Refused | Record
 
 
 def login_message(nonce: bytes, authority: str) -> bytes:
@@ -347,6 +421,12 @@ def decode_client(message: bytes) -> ClientFrame:
                 return Ping(_ECHO.unpack_from(message)[1])
             case FrameType.PONG:
                 return Pong(_ECHO.unpack_from(message)[1])
+            case FrameType.PUBLISH:
+                _, topic, ttl_s, size = _PUBLISH.unpack_from(message)
+                return Publish(topic, ttl_s, _read_blob(message, _PUBLISH.size, size))
+            case FrameType.WATCH:
+                _, topic, on = _WATCH.unpack_from(message)
+                return Watch(topic, bool(on))
             case _:
                 raise UnknownRelayFrame(kind)
     except struct.error:
@@ -364,8 +444,12 @@ def decode_server(message: bytes) -> ServerFrame:
                 return _decode_challenge(message)
             case FrameType.WELCOME:
                 _, ping_s, spread_ms, bytes_per_s, first, second, instance_id = _WELCOME.unpack_from(message)
-                observed, _ = _read_text(message, _WELCOME.size, MAX_OBSERVED_BYTES)
-                return Welcome(ping_s, spread_ms, bytes_per_s, (first, second), instance_id, observed)
+                observed, at = _read_text(message, _WELCOME.size, MAX_OBSERVED_BYTES)
+                features = message[at] if at < len(message) else 0
+                return Welcome(ping_s, spread_ms, bytes_per_s, (first, second), instance_id, observed, features)
+            case FrameType.RECORD:
+                _, topic, key, ttl_s, size = _RECORD.unpack_from(message)
+                return Record(topic, key, ttl_s, _read_blob(message, _RECORD.size, size))
             case FrameType.GONE:
                 _, peer, why = _GONE.unpack_from(message)
                 return Gone(peer, GoneReason(why) if why in _GONE_REASONS else GoneReason.UNKNOWN)
@@ -448,3 +532,19 @@ def _read_text(message: bytes, at: int, limit: int) -> tuple[str, int]:
         return message[start : start + length].decode(), start + length
     except UnicodeDecodeError:
         raise RelayFrameError("a text in a relay frame is not UTF-8") from None
+
+
+def _check_record(topic: bytes, ttl_s: int, blob: bytes) -> None:
+    if len(topic) != TOPIC_BYTES or not 0 <= ttl_s <= MAX_TTL_S or len(blob) > MAX_BLOB:
+        raise RelayFrameError(
+            f"a record of {len(blob)} bytes for {ttl_s} s under a topic of {len(topic)} bytes; allowed are {MAX_BLOB} "
+            f"bytes, {MAX_TTL_S} s and {TOPIC_BYTES} bytes"
+        )
+
+
+def _read_blob(message: bytes, at: int, size: int) -> bytes:
+    if size > MAX_BLOB or at + size > len(message):
+        raise RelayFrameError(
+            f"a record of {size} bytes in a relay frame of {len(message)}, at most {MAX_BLOB} are allowed"
+        )
+    return message[at : at + size]

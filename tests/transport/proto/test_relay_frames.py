@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,18 +15,22 @@ from transport.proto.relay_frames import (
     Challenge,
     ClientFrame,
     Data,
+    Feature,
     Gone,
     GoneReason,
     Limited,
     Login,
     Ping,
     Pong,
+    Publish,
+    Record,
     RefusalCode,
     Refused,
     RelayFrameError,
     Restarting,
     ServerFrame,
     UnknownRelayFrame,
+    Watch,
     Welcome,
     data_frame,
     datagrams,
@@ -42,8 +48,8 @@ ECHO = b"\x01\x02\x03\x04\x05\x06\x07\x08"
 FROM_SERVER: list[tuple[ServerFrame, str]] = [
     (Challenge(1, KEY), "0101" + KEY_HEX),
     (
-        Welcome(20, 15_000, 12_500_000, (3478, 3479), KEY[:16], "192.0.2.7:4433"),
-        "03001400003a9800bebc200d960d97" + KEY_HEX[:32] + "000e" + b"192.0.2.7:4433".hex(),
+        Welcome(20, 15_000, 12_500_000, (3478, 3479), KEY[:16], "192.0.2.7:4433", Feature.DIRECTORY),
+        "03001400003a9800bebc200d960d97" + KEY_HEX[:32] + "000e" + b"192.0.2.7:4433".hex() + "01",
     ),
     (Data(KEY, (b"ab", b"c")), "10" + KEY_HEX + "00026162000163"),
     (Data(KEY, (b"ab",), disco=True), "11" + KEY_HEX + "00026162"),
@@ -53,6 +59,8 @@ FROM_SERVER: list[tuple[ServerFrame, str]] = [
     (Restarting(200, 15_000), "30000000c800003a98"),
     (Limited(1000), "31000003e8"),
     (Refused(RefusalCode.KEY_FIGHT, 60_000, "no"), "3f060000ea6000026e6f"),
+    (Record(KEY, OTHER, 10, b"blob"), "42" + KEY_HEX + OTHER.hex() + "000a0004" + b"blob".hex()),
+    (Record(KEY, OTHER, 0), "42" + KEY_HEX + OTHER.hex() + "00000000"),
 ]
 FROM_CLIENT: list[tuple[ClientFrame, str]] = [
     (Login(1, KEY, "relay:80", KEY + OTHER), "0201" + KEY_HEX + "0008" + b"relay:80".hex() + KEY_HEX + OTHER.hex()),
@@ -60,6 +68,10 @@ FROM_CLIENT: list[tuple[ClientFrame, str]] = [
     (Data(KEY, (b"ab",), disco=True), "11" + KEY_HEX + "00026162"),
     (Ping(ECHO), "200102030405060708"),
     (Pong(ECHO), "210102030405060708"),
+    (Publish(KEY, 300, b"blob"), "40" + KEY_HEX + "012c0004" + b"blob".hex()),
+    (Publish(KEY, 0), "40" + KEY_HEX + "00000000"),
+    (Watch(KEY, True), "41" + KEY_HEX + "01"),
+    (Watch(KEY, False), "41" + KEY_HEX + "00"),
 ]
 
 payloads = st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=20)
@@ -93,6 +105,9 @@ def test_a_frame_cut_anywhere_is_an_error(frame: ServerFrame, vector: str) -> No
     for size in range(len(whole)):
         if isinstance(frame, Pong) and size >= 9:  # the spread is optional
             continue
+        if isinstance(frame, Welcome) and size == len(whole) - 1:  # as an older relay ends it
+            assert decode_server(whole[:size]) == replace(frame, features=0)
+            continue
         if isinstance(frame, Data) and size == 37 and len(frame.datagrams) == 2:  # one datagram is whole
             continue
         with pytest.raises(RelayFrameError):
@@ -104,6 +119,32 @@ def test_a_login_cut_anywhere_is_an_error() -> None:
     for size in range(len(whole)):
         with pytest.raises(RelayFrameError):
             decode_client(whole[:size])
+
+
+@pytest.mark.parametrize("frame", [Publish(KEY, 300, b"blob"), Watch(KEY, True)])
+def test_what_a_client_says_of_records_cut_anywhere_is_an_error_and_may_grow(frame: Publish | Watch) -> None:
+    whole = frame.encode()
+    for size in range(len(whole)):
+        with pytest.raises(RelayFrameError):
+            decode_client(whole[:size])
+    assert decode_client(whole + b"later") == frame
+
+
+def test_records_are_bounded_both_ways() -> None:
+    largest = bytes(frames.MAX_BLOB)
+    assert decode_client(Publish(KEY, 0xFFFF, largest).encode()) == Publish(KEY, 0xFFFF, largest)
+    assert decode_server(Record(KEY, OTHER, 0xFFFF, largest).encode()) == Record(KEY, OTHER, 0xFFFF, largest)
+    for wrong in (Publish(KEY, 1, largest + b"x"), Publish(KEY[1:], 1), Publish(KEY, -1), Publish(KEY, 1 << 16)):
+        with pytest.raises(RelayFrameError):
+            wrong.encode()
+    with pytest.raises(RelayFrameError):
+        Watch(b"", True).encode()
+    size = (frames.MAX_BLOB + 1).to_bytes(2, "big")
+    for parse, head in ((decode_client, b"\x40" + KEY), (decode_server, b"\x42" + KEY + OTHER)):
+        with pytest.raises(RelayFrameError):
+            parse(head + b"\0\1" + size + largest + b"x")
+        with pytest.raises(RelayFrameError):  # what may follow later is bounded too
+            parse(head + b"\0\1\0\0" + bytes(frames.MAX_BLOB_MESSAGE))
 
 
 def test_of_another_version_only_the_version_is_read() -> None:
