@@ -22,6 +22,7 @@ from transport.errors import (
     EngineFault,
     LocalFault,
     ProtocolViolation,
+    TooMuchEarly,
     TransportError,
     WrongPeer,
 )
@@ -41,6 +42,7 @@ from transport.proto.control_frames import (
     Reset,
     StreamCredit,
 )
+from transport.proto.early import EarlyAllowance
 from transport.quic_driver import Link, QuicDriver
 from transport.quic_engine import Termination
 from transport.stream import Stream
@@ -85,8 +87,8 @@ class ConnectionOwner(Protocol):
     def proof_received(self, connection: Connection, proof: Authenticate) -> None:
         """A server has read a proof; the endpoint verifies and decides."""
 
-    def proof_accepted(self, connection: Connection) -> None:
-        """A client was let in."""
+    def proof_accepted(self, connection: Connection, credentials: bytes) -> None:
+        """A client was let in, and shown this; the endpoint opens the connection, or ends it."""
 
     def connection_ended(self, connection: Connection, error: TransportError) -> None:
         """It is over, for this reason."""
@@ -119,6 +121,7 @@ class Connection:
         self._reader = FrameReader()
         self._control = b""  # frames for the next transmit
         self._streams = StreamTable(link.engine, config, self._mark, self.is_client)
+        self._early = EarlyAllowance()  # before it is open: what a client sent, what a server holds
         self._last_ping = 0.0
         link.owner = self
 
@@ -175,8 +178,8 @@ class Connection:
 
     # -- for the endpoint
 
-    def prove(self, identity: Identity, boot_id: bytes, previous: int) -> None:
-        """Client: send the proof of identity and wait for the verdict."""
+    def prove(self, identity: Identity, boot_id: bytes, previous: int, credentials: bytes = b"") -> None:
+        """Client: send the proof of identity, and what else is to be shown, and wait for the verdict."""
         config = self._config
         proof = Authenticate(
             VERSION,
@@ -188,11 +191,29 @@ class Connection:
             config.connection_window,
             self.lane,
         )
-        signed = replace(proof, signature=identity.sign(proof.message(self._binding)))
+        signed = replace(proof, signature=identity.sign(proof.message(self._binding)), credentials=credentials)
         self.state = State.PROVING
         opened = self.link.engine.open_stream()
         assert opened == CONTROL_STREAM
-        self._send_control(signed.encode())
+        self.link.engine.send(CONTROL_STREAM, signed.encode())  # at once: `send_early` comes behind it
+        self._mark()
+
+    def send_early(self, data: bytes) -> Stream | None:
+        """Client: a new stream that begins with `data`, in the flight of the proof; None where that is not allowed.
+
+        The server's key has been checked. Nothing can be replayed: the handshake is over, these are not 0-RTT data.
+        The peer's application sees the stream once it has let us in, and never when it refuses.
+        """
+        if self.state is not State.PROVING or not self.is_client or not self._early.fits(len(data)):
+            return None
+        stream = self._streams.open_early(data)
+        if stream is not None:
+            self._early.take(stream.id, len(data))
+        return stream
+
+    def open_after_proof(self) -> None:
+        """Client: what the peer has shown will do."""
+        self.state = State.OPEN
 
     def verify(self, proof: Authenticate) -> bool:
         """Server: whether the proof was signed by the peer it names, for this connection."""
@@ -206,10 +227,11 @@ class Connection:
         self.boot_id = proof.boot_id
         self._streams.take_windows(proof.stream_window, proof.connection_window)
 
-    def accept_proof(self, boot_id: bytes) -> None:
-        """Server: let the peer in."""
+    def accept_proof(self, boot_id: bytes, credentials: bytes = b"") -> None:
+        """Server: let the peer in, and show it what it may want to see of us."""
         config = self._config
-        self._send_control(Accept(VERSION, boot_id, config.stream_window, config.connection_window).encode())
+        accept = Accept(VERSION, boot_id, config.stream_window, config.connection_window, credentials)
+        self._send_control(accept.encode())
         self.state = State.OPEN
 
     def end(self, code: int, reason: str, error: TransportError) -> None:
@@ -259,8 +281,11 @@ class Connection:
                 self._control_data(data, end)
             elif self.state is State.OPEN or (self.state is State.PROVING and self.is_client):
                 self._streams.data(stream_id, data, end)  # a server's may overtake its acceptance
+            elif self._binding and not self.is_client:  # held: nobody has this connection before it is let in
+                self._early.take(stream_id, len(data))
+                self._streams.data(stream_id, data, end)
             else:
-                raise ProtocolViolation("stream data before authentication")
+                raise ProtocolViolation("stream data before the handshake is complete")
         except ProtocolViolation as error:
             self._violated(error)
 
@@ -298,7 +323,7 @@ class Connection:
     # -- around a transmit
 
     def before_transmit(self) -> None:
-        frames = self._streams.control_frames()
+        frames = self._streams.control_frames() if self.state is State.OPEN else b""
         if self._control or frames:
             control, self._control = self._control, b""
             self.link.engine.send(CONTROL_STREAM, control + frames)
@@ -328,8 +353,7 @@ class Connection:
                 raise ProtocolViolation(f"it accepted version {VERSION} with version {frame.version}")
             self.boot_id = frame.boot_id
             self._streams.take_windows(frame.stream_window, frame.connection_window)
-            self.state = State.OPEN
-            self._owner.proof_accepted(self)
+            self._owner.proof_accepted(self, frame.credentials)
         elif self.state is State.OPEN and isinstance(frame, ConnectionCredit):
             self._streams.connection_credit(frame.limit)
         elif self.state is State.OPEN and isinstance(frame, StreamCredit):
@@ -349,6 +373,9 @@ class Connection:
         self.end(code, error.reason, error)
 
     def _ended(self, error: TransportError) -> None:
+        if not self.is_client and self.state is not State.OPEN:
+            self._driver.counters.early_excess += isinstance(error, TooMuchEarly)
+            self._driver.counters.early_dropped += self._early.is_used and not isinstance(error, TooMuchEarly)
         self.state = State.CLOSED
         self.close_reason = error
         self._driver.drop(self.link)

@@ -4,6 +4,10 @@ Ways are the peer's path, as soon as there is one (through a relay at first), an
 QUIC connection, since another node may answer at a stale address; the next one starts when the last has failed or
 after ATTEMPT_DELAY (RFC 8305, 5). The first that reaches the right peer proves who we are;
 the endpoint decides everything about identities and duplicates. Called by the endpoint only.
+
+What callers want sent with the proof (`Early`) goes out on that one attempt: the race is decided before. It is sent
+again only after the peer has refused, and so dropped it; where an attempt is lost, it may have been carried out, and
+the dial fails instead of trying again.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from transport.errors import (
 )
 from transport.identity import PeerId
 from transport.proto.control_frames import CloseCode
+from transport.stream import Stream
 from transport.udp_socket import why_unreachable
 
 ATTEMPT_DELAY = 0.25  # RFC 8305, 8: recommended
@@ -40,6 +45,25 @@ APPLICATION_ERROR = 0x0C  # RFC 9000, 20.1: any close by the application, as see
 
 Key = tuple[PeerId, str]
 Target = Address | None  # None: the path that is known to the peer
+
+
+@dataclass(slots=True, eq=False)
+class Early:
+    """What one caller wants sent with the proof, and the connection and stream on which it was last."""
+
+    data: bytes
+    connection: Connection | None = None
+    stream: Stream | None = None
+
+    def send(self, connection: Connection) -> None:
+        """The proof is on its way there."""
+        stream = connection.send_early(self.data)
+        if stream is not None:
+            self.connection, self.stream = connection, stream
+
+    def sent_on(self, connection: Connection) -> Stream | None:
+        """The stream that began with it on the connection that has won; None where nothing was sent there."""
+        return self.stream if self.connection is connection else None
 
 
 class Dial:
@@ -54,6 +78,7 @@ class Dial:
         self.proving: Connection | None = None  # the attempt that has sent its proof
         self.reached = False  # some attempt has completed its handshake
         self.waiters = 0
+        self.early: list[Early] = []
         self.addresses: list[Address] = []
         self.skipped: dict[Address, str] = {}  # given but not tried, and why
         self.future: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
@@ -92,15 +117,25 @@ class Dial:
         """Whether this connection is an attempt of this dial."""
         return connection in self._attempts
 
+    def sent_proof(self, connection: Connection) -> None:
+        """This attempt has reached the peer first, and proved who we are: what callers want sent with it follows."""
+        self.reached = True
+        self.proving = connection
+        for early in self.early:
+            early.send(connection)
+
     def attempt_ended(self, connection: Connection, error: TransportError) -> None:
-        """An attempt is over. Ends the dial when the peer itself refused, or when no attempt is left."""
+        """An attempt is over. Ends the dial when the peer itself refused, when no attempt is left, and when it is not
+        known what became of something that was sent with the proof."""
         target = self._attempts.pop(connection)
         if self.proving is connection:
             self.proving = None
         if self._finished:
             return
         self._errors[target] = error
-        if _may_pass(error):
+        if not isinstance(error, Refused) and any(early.sent_on(connection) for early in self.early):
+            self.finish(error)
+        elif _may_pass(error):
             loop = asyncio.get_running_loop()
             self._retries[target] = loop.call_later(RETRY_DELAY, self._retry, target)
         elif isinstance(error, Refused):

@@ -6,7 +6,8 @@ thread-safe. Called by nodes.
 
 Nothing passes before both sides are authenticated: the client compares the key in the server's certificate with the
 PeerId that it dialled; the server reads the client's proof (signed for this connection) before anything else, verifies
-it, asks `admit`, and answers ACCEPT or closes with a reason. A dial returns after ACCEPT.
+it, asks `admit`, and answers ACCEPT or closes with a reason. A dial returns after ACCEPT. A first request may travel
+with the proof (`dial_with`); the server's application sees it only after ACCEPT, and never when it refuses.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import Protocol
 
 from transport.config import TransportConfig
 from transport.connection import Connection, State
-from transport.dialing import Dial, Key, Resolved, resolve
+from transport.dialing import Dial, Early, Key, Resolved, resolve
 from transport.errors import (
     Address,
     ConfigError,
@@ -30,6 +32,7 @@ from transport.errors import (
     ConnectionReplaced,
     EndpointClosed,
     EngineFault,
+    LocalFault,
     NotAdmitted,
     TransportError,
     Unreachable,
@@ -42,13 +45,16 @@ from transport.peer_socket import PeerSocket, SocketHandlers
 from transport.proto.addresses import PathId
 from transport.proto.control_frames import BOOT_ID_BYTES, MAX_LANE_BYTES, VERSION, Authenticate, CloseCode
 from transport.proto.dedup import PARK_GRACE, Existing, Verdict, decide
+from transport.proto.early import EARLY_BYTES
 from transport.proto.path_policy import Decision, PathView
 from transport.quic_driver import DriverCounters, Link, QuicDriver
 from transport.quic_engine import create_factory
 from transport.reach import Reach, RelayView
 from transport.route import Path, Route
+from transport.stream import Stream
 from transport.waiters import Waiters, wait, wake
 
+UNKNOWN_RTT = 0.15  # seconds, of a path that nobody has measured; see PathConfig.first_rtt
 MAX_ACCEPT_QUEUE = 256  # authenticated connections that nobody has accepted yet
 TWIN_MEMORY = 20.0  # seconds that a replaced run of a peer is refused, and for as long as the later one is here
 MAX_REMEMBERED = 4096  # (peer, lane) pairs whose last connection is remembered, see proto/dedup.py
@@ -56,6 +62,19 @@ TICKS_PER_KEEP_ALIVE = 4
 SAMPLED_AT_ONCE = 32  # peers; each takes about 0.1 ms
 
 Admit = Callable[[PeerId], bool]
+
+
+class Gate(Protocol):
+    """Who may connect, by more than its key: both ends show credentials that only the gates understand."""
+
+    def knows(self, peer: PeerId) -> bool:
+        """Whether this peer's disco messages are answered: it was let in before, or we look for it."""
+
+    def judge(self, peer: PeerId, lane: str, credentials: bytes) -> str | None:
+        """None where `peer`, whose key is proven, may connect for `lane`, or be connected to; else why not."""
+
+    def credentials(self, lane: str) -> bytes:
+        """What to show on a connection for `lane`, at most MAX_CREDENTIALS bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +89,11 @@ class Pinged:
 class Endpoint:
     """One UDP socket, one identity, any number of connections in both roles. Made by `bind`."""
 
-    def __init__(self, identity: Identity, config: TransportConfig, listen: Address, admit: Admit | None) -> None:
+    def __init__(
+        self, identity: Identity, config: TransportConfig, listen: Address, admit: Admit | None, gate: Gate | None = None
+    ) -> None:
         self.peer_id = identity.peer_id
-        self._identity, self._config, self._admit = identity, config, admit
+        self._identity, self._config, self._admit, self._gate = identity, config, admit, gate
         self._loop = asyncio.get_running_loop()
         self._boot_id = os.urandom(BOOT_ID_BYTES)
         self._factory = create_factory(identity, config)
@@ -113,12 +134,14 @@ class Endpoint:
         *,
         listen: Address = ("0.0.0.0", 0),
         admit: Admit | None = None,
+        gate: Gate | None = None,
     ) -> Endpoint:
-        """Open the socket on the running loop. `admit` decides which authenticated peers may connect (all, if None).
+        """Open the socket on the running loop. `admit` decides which authenticated peers may connect (all, if None),
+        or `gate` does, which also sees what they show.
 
         Raises BindFailed, EngineFault. Listening on an IPv6 address such as "::" serves IPv4 too.
         """
-        endpoint = cls(identity, config, listen, admit)
+        endpoint = cls(identity, config, listen, admit, gate)
         try:
             await asyncio.to_thread(endpoint._factory.warm_up)
             await endpoint._reach.start()
@@ -194,6 +217,44 @@ class Endpoint:
         running is shared. Raises Unreachable (naming the addresses) after `timeout` seconds,
         at once when none of them can be tried, WrongPeer, Refused and its kinds, HandshakeFailed, EndpointClosed.
         """
+        return (await self._dial(peer, addresses, lane, timeout, None))[0]
+
+    async def dial_with(
+        self,
+        peer: PeerId,
+        addresses: Sequence[Address] = (),
+        *,
+        first: bytes,
+        lane: str = "dispatch",
+        timeout: float = 10.0,
+    ) -> tuple[Connection, Stream | None]:
+        """Like `dial`, and a new stream that begins with `first` (at most EARLY_BYTES), sent with the proof of who we
+        are: its answer comes a round trip earlier than that of a stream opened afterwards.
+
+        The peer is authenticated before anything is sent. The stream is None where `first` is empty, and where nothing
+        of it was carried out, so that it is the caller's turn to send it: the connection was there already, or the peer
+        dialled it, or a dial is shared whose proof had gone or had no room left. It is never carried out twice: a peer
+        that refuses has dropped it, and where the connection is lost instead, the dial ends with that error
+        (ConnectionLost, ConnectionClosed) rather than trying again; it may have been carried out then, and after a
+        time-out. Not 0-RTT: the handshake is over, nothing can be replayed. Raises what `dial` raises, and LocalFault
+        where `first` is too long.
+        """
+        if len(first) > EARLY_BYTES:
+            raise LocalFault(
+                f"{len(first)} bytes cannot go with a proof, at most {EARLY_BYTES}; send them after a dial"
+            )
+        early = Early(first)
+        stream: Stream | None = None
+        try:
+            connection, stream = await self._dial(peer, addresses, lane, timeout, early if first else None)
+            return connection, stream
+        finally:
+            if early.stream is not None and early.stream is not stream:
+                early.stream.reset(0)  # others may go on with the connection
+
+    async def _dial(
+        self, peer: PeerId, addresses: Sequence[Address], lane: str, timeout: float, early: Early | None
+    ) -> tuple[Connection, Stream | None]:
         if self._closed:
             raise EndpointClosed
         if peer == self.peer_id:
@@ -208,19 +269,22 @@ class Endpoint:
                 if self._closed:
                     raise EndpointClosed
                 if key in self._live:
-                    return self._live[key]
+                    return self._live[key], None
                 dial = self._dials.get(key)
                 if dial is None:
                     dial = Dial(key, lambda target: self._connect(peer, lane, target), self._dial_over)
                     self._dials[key] = dial
                 dial.waiters += 1
+                if early is not None:
+                    dial.early.append(early)
                 if self._reach.relays is not None or self._paths.route(peer) is not None:
                     dial.hope()
                 self._paths.want(peer, resolved.usable if self._reach.relays is not None else ())
                 if self._paths.route(peer) is not None:
                     dial.add_path()
                 dial.add(resolved.usable, resolved.skipped)
-                return await asyncio.shield(dial.future)
+                connection = await asyncio.shield(dial.future)
+                return connection, early.sent_on(connection) if early is not None else None
         except TimeoutError:
             if dial is None:
                 raise Unreachable(peer, addresses, timeout, "the names were not looked up in time") from None
@@ -228,6 +292,8 @@ class Endpoint:
         finally:
             if dial is not None:
                 dial.waiters -= 1
+                if early is not None:
+                    dial.early.remove(early)
                 if dial.waiters == 0:
                     dial.finish(Unreachable(peer, addresses, timeout, "nobody waits for it any more"))
 
@@ -299,12 +365,17 @@ class Endpoint:
         if dial is None or dial.proving is not None or key in self._live:
             connection.end(CloseCode.DUPLICATE, "another attempt won", ConnectionClosed(0, "dial over"))
             return
-        dial.reached = True
-        dial.proving = connection
-        connection.prove(self._identity, self._boot_id, self._previous.get(key, 0))
+        shown = self._credentials(connection.lane)
+        connection.prove(self._identity, self._boot_id, self._previous.get(key, 0), shown)
+        dial.sent_proof(connection)
 
-    def proof_accepted(self, connection: Connection) -> None:
-        """The peer let us in."""
+    def proof_accepted(self, connection: Connection, credentials: bytes) -> None:
+        """The peer let us in; do we want it, too?"""
+        objection = self._judge(connection.peer, connection.lane, credentials)
+        if objection is not None:
+            connection.end(CloseCode.NOT_ADMITTED, objection, NotAdmitted(f"refused here: {objection}"))
+            return
+        connection.open_after_proof()
         key = (connection.peer, connection.lane)
         restarted = self._retire_older_boot(connection)
         self._adopt_route(connection, restarted=restarted)
@@ -374,8 +445,9 @@ class Endpoint:
         peer = PeerId(proof.client)
         if connection.link.route.peer not in (None, peer):
             return CloseCode.BAD_SIGNATURE, "the relay named another sender"
-        if not self._admits(peer):
-            return CloseCode.NOT_ADMITTED, f"peer {peer.short} is not admitted"
+        objection = self._judge(peer, proof.lane, proof.credentials)
+        if objection is not None:
+            return CloseCode.NOT_ADMITTED, objection
         if self._is_replaced_twin(peer, proof.boot_id):
             reason = "another node uses this node's key and took its place; give each its own --state"
             return CloseCode.NOT_ADMITTED, reason
@@ -394,8 +466,24 @@ class Endpoint:
         others = any(one.state is State.OPEN and one.boot_id != boot_id for one in self._by_peer.get(peer, ()))
         return others or self._loop.time() - left_at < TWIN_MEMORY
 
+    def _judge(self, peer: PeerId, lane: str, credentials: bytes) -> str | None:
+        """Why a peer may not connect for a lane, or not be connected to; None where it may."""
+        if self._gate is None:
+            return None if self._admits(peer) else f"peer {peer.short} is not admitted"
+        try:
+            return self._gate.judge(peer, lane, credentials)
+        except Exception as error:
+            context = {"message": f"the gate raised for peer {peer.short}; refused", "exception": error}
+            self._loop.call_exception_handler(context)
+            return "internal error at the gate"
+
+    def _credentials(self, lane: str) -> bytes:
+        return self._gate.credentials(lane) if self._gate is not None else b""
+
     def _admits(self, peer: PeerId) -> bool:
         try:
+            if self._gate is not None:
+                return self._gate.knows(peer)
             return self._admit is None or self._admit(peer)
         except Exception as error:
             context = {"message": f"admit raised for peer {peer.short}; refused", "exception": error}
@@ -450,7 +538,7 @@ class Endpoint:
             replaced.end(CloseCode.REPLACED, reason, ConnectionReplaced(reason))
         self._deadlines.pop(connection).cancel()
         self._adopt_route(connection, restarted=restarted)
-        connection.accept_proof(self._boot_id)
+        connection.accept_proof(self._boot_id, self._credentials(connection.lane))
         self._register(connection)
         self._accepted.append(connection)
         wake(self._acceptors)
@@ -527,7 +615,9 @@ class Endpoint:
         for connection in list(self._by_peer.get(peer, ())):
             engine = connection.link.engine
             try:
-                if switch.lossy:  # what was lost need not wait for its time-out
+                if switch.worse:  # what the path before carried says nothing of this one
+                    engine.restart(now, switch.rtt or UNKNOWN_RTT)
+                elif switch.lossy:  # what was lost need not wait for its time-out
                     engine.wake(now)
                 elif switch.rtt is not None:  # what is under way may arrive first: nothing is taken for lost
                     engine.switch(now, switch.rtt)

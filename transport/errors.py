@@ -15,7 +15,8 @@ TransportError
 │   ├── ConnectionReplaced       the same peer came back (restart) or another connection won
 │   ├── ProtocolViolation        (also PeerFault) the peer broke this protocol
 │   │   ├── BadControlFrame      bytes on the control stream that are no frame
-│   │   └── CreditExceeded       it sent more than it had credit for
+│   │   ├── CreditExceeded       it sent more than it had credit for
+│   │   └── TooMuchEarly         it sent more than a request before it was let in
 │   └── HandshakeFailed          (also PeerFault) TLS or QUIC failed before authentication
 ├── StreamReset                  the peer aborted one stream; carries its code
 ├── IncompleteRead               the stream ended inside readexactly; carries what came
@@ -161,6 +162,16 @@ class CreditExceeded(ProtocolViolation):
     def __init__(self, what: str, limit: int, received: int) -> None:
         self.what, self.limit, self.received = what, limit, received
         super().__init__(f"{received} bytes received on {what}, the credit was {limit}")
+
+
+class TooMuchEarly(ProtocolViolation):
+    """It sent more than a request before it was let in; sizes in bytes."""
+
+    def __init__(self, size: int, max_size: int, streams: int, max_streams: int) -> None:
+        self.size, self.max_size, self.streams, self.max_streams = size, max_size, streams, max_streams
+        super().__init__(
+            f"{size} bytes on {streams} streams before it was let in, at most {max_size} on {max_streams} are held"
+        )
 
 
 class HandshakeFailed(ConnectionClosed, PeerFault):

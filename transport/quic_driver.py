@@ -109,6 +109,8 @@ class DriverCounters:
     unknown: int = 0  # datagrams of no connection, that open none
     unauthentic: int = 0  # batches for a connection, in which no packet was its peer's
     flooded: int = 0  # connections ended for what came before authentication
+    early_excess: int = 0  # connections ended for more than a request before they were let in
+    early_dropped: int = 0  # connections that were not let in, with the requests that they had sent already
 
 
 class QuicDriver:

@@ -57,6 +57,20 @@ class StreamTable:
             await wait(self._openers)
         raise self._error
 
+    def open_early(self, data: bytes) -> Stream | None:
+        """A new stream that begins with `data`, before the peer has given any credit; None where none can be opened.
+
+        What is written after that waits for the peer's credit. The caller bounds `data`.
+        """
+        if self._error is not None or self._local >= self._config.max_streams or self._engine.streams_available() <= 0:
+            return None
+        self._local += 1
+        stream = self._add(self._engine.open_stream())
+        stream.send_credit.raise_to(len(data))
+        self._send_credit.raise_to(self._send_credit.used + len(data))
+        self.send(stream, data, False)
+        return stream
+
     async def accept(self) -> Stream:
         """The next stream that the peer opened."""
         while not self._incoming:
@@ -69,7 +83,7 @@ class StreamTable:
         """What the peer lets us send before it has read anything."""
         self._initial_stream_credit = min(stream_window, MAX_LIMIT)
         self._send_credit.raise_to(min(connection_window, MAX_LIMIT))
-        for stream in self._streams.values():  # opened by the server before its acceptance was read here
+        for stream in self._streams.values():  # opened before its acceptance was read here, by either side
             stream.send_credit.raise_to(self._initial_stream_credit)
 
     def data(self, stream_id: int, data: bytes, end: bool) -> None:

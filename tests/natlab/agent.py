@@ -90,11 +90,14 @@ class Agent:
         watch = self._watch(who)
         start = time.monotonic()
         given = [(host, port) for host, port in addresses or ()]
-        watch.connection = await self._endpoint.dial(who, given, timeout=timeout)
+        watch.connection, stream = await self._endpoint.dial_with(who, given, first=_request(1), timeout=timeout)
         dialled = time.monotonic()
         async with asyncio.timeout(timeout):
-            watch.stream = await watch.connection.open_stream()
-            await self._echo(watch.stream, 1)
+            if stream is None:  # the peer had dialled too, or was connected already
+                stream = await watch.connection.open_stream()
+                await stream.write(_request(1))
+            await stream.readexactly(1)
+        watch.stream = stream
         first = time.monotonic() - start
         return {"dial_ms": _ms(dialled - start), "first_byte_ms": _ms(first), **self._path(who)}
 
@@ -127,7 +130,7 @@ class Agent:
         try:
             for number in range(count):
                 await asyncio.sleep(start + number * every_ms / 1000 - time.monotonic())
-                stream.write_nowait(HEADER.pack(ECHO, size) + bytes(size))
+                stream.write_nowait(_request(size))
                 sent += 1
             async with asyncio.timeout(ANSWER_SECONDS):
                 await asyncio.shield(receiving)
@@ -327,8 +330,12 @@ class Agent:
 
     @staticmethod
     async def _echo(stream: Stream, size: int) -> None:
-        await stream.write(HEADER.pack(ECHO, size) + bytes(size))
+        await stream.write(_request(size))
         await stream.readexactly(size)
+
+
+def _request(size: int) -> bytes:
+    return HEADER.pack(ECHO, size) + bytes(size)
 
 
 async def _serve_stream(stream: Stream) -> None:

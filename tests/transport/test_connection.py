@@ -78,10 +78,17 @@ async def test_nothing_passes_before_authentication(
         self.state = connection_module.State.PROVING
 
     monkeypatch.setattr(Connection, "prove", prove)
-    with pytest.raises(errors.TransportError) as caught:
-        await client.dial(server.peer_id, [server.address], timeout=1.0)
-    assert "before authentication" in str(caught.value)
+    ended = asyncio.Event()
+    monkeypatch.setattr(server, "connection_ended", lambda *_: ended.set())
+    with pytest.raises(errors.Unreachable):
+        await client.dial(server.peer_id, [server.address], timeout=0.3)
     assert server.connections() == []
+    async with asyncio.timeout(5):
+        await ended.wait()
+    assert server.quic_counters.early_dropped == 1
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await server.accept()
 
 
 @pytest.mark.parametrize("engine", ["qh3", "aioquic"])

@@ -8,13 +8,18 @@ Frame:         type u8, length u16, body; numbers are big endian. A body is at m
 
 AUTHENTICATE   0x01  client → server, its first bytes:
                version u8, client PeerId 32, server PeerId 32, boot id 16, previous connection u64,
-               stream window u64, connection window u64, lane length u8, lane (UTF-8), signature 64
+               stream window u64, connection window u64, lane length u8, lane (UTF-8), signature 64,
+               credentials length u16, credentials
 ACCEPT         0x02  server → client, its first bytes:
-               version u8, boot id 16, stream window u64, connection window u64
+               version u8, boot id 16, stream window u64, connection window u64,
+               credentials length u16, credentials
 CONNECTION_CREDIT 0x03  limit u64: bytes that may have been sent on all streams since the start
 STREAM_CREDIT  0x04  stream id u64, limit u64
 RESET          0x05  stream id u64, code u64, final size u64: bytes sent on the stream before it was aborted
                (beside QUIC's RESET_STREAM, whose final size the libraries do not report)
+
+Credentials are opaque here, at most MAX_CREDENTIALS bytes, and may be left out: what each side shows the other's
+application, which decides whether to go on. TLS keeps them whole; whom they are for, they must say themselves.
 
 The signature is Ed25519 over SIGNATURE_CONTEXT + binding + the body before the signature, with
 binding = TLS exporter (RFC 8446, 7.5; label EXPORTER_LABEL, no context, 32 bytes): it holds for this connection only.
@@ -35,7 +40,8 @@ VERSION = 1
 EXPORTER_LABEL = b"EXPORTER-peer-transport-authentication"
 SIGNATURE_CONTEXT = b"peer transport authentication, version 1\x00"
 BINDING_BYTES = 32
-MAX_BODY = 512
+MAX_BODY = 1024
+MAX_CREDENTIALS = 512
 MAX_LANE_BYTES = 32
 BOOT_ID_BYTES = 16
 FIRST_RESERVED_CODE = 0x4000
@@ -47,6 +53,7 @@ _ONE = struct.Struct(">Q")
 _TWO = struct.Struct(">QQ")
 _THREE = struct.Struct(">QQQ")
 _SIGNATURE_BYTES = 64
+_LENGTH = struct.Struct(">H")
 
 
 class FrameType(IntEnum):
@@ -88,6 +95,7 @@ class Authenticate:
     connection_window: int
     lane: str
     signature: bytes = bytes(_SIGNATURE_BYTES)
+    credentials: bytes = b""
 
     def signed_part(self) -> bytes:
         """The body up to the signature."""
@@ -110,7 +118,7 @@ class Authenticate:
 
     def encode(self) -> bytes:
         """The whole frame."""
-        return _frame(FrameType.AUTHENTICATE, self.signed_part() + self.signature)
+        return _frame(FrameType.AUTHENTICATE, self.signed_part() + self.signature + _credentials(self.credentials))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +129,12 @@ class Accept:
     boot_id: bytes
     stream_window: int
     connection_window: int
+    credentials: bytes = b""
 
     def encode(self) -> bytes:
         """The whole frame."""
         body = _ACCEPT.pack(self.version, self.boot_id, self.stream_window, self.connection_window)
-        return _frame(FrameType.ACCEPT, body)
+        return _frame(FrameType.ACCEPT, body + _credentials(self.credentials))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +213,9 @@ def _decode(kind: int, body: bytes) -> ControlFrame | None:
             case FrameType.AUTHENTICATE:
                 return _decode_authenticate(body)
             case FrameType.ACCEPT:
-                return Accept(*_ACCEPT.unpack_from(body))
+                version, boot_id, stream_window, connection_window = _ACCEPT.unpack_from(body)
+                shown = _read_credentials(body, _ACCEPT.size)
+                return Accept(version, boot_id, stream_window, connection_window, shown)
             case FrameType.CONNECTION_CREDIT:
                 return ConnectionCredit(*_ONE.unpack_from(body))
             case FrameType.STREAM_CREDIT:
@@ -231,4 +242,20 @@ def _decode_authenticate(body: bytes) -> Authenticate:
         lane = body[_AUTHENTICATE.size : signature_at].decode()
     except UnicodeDecodeError:
         raise BadControlFrame("control frame AUTHENTICATE: the lane is not UTF-8") from None
-    return Authenticate(version, client, server, boot_id, previous, stream_window, connection_window, lane, signature)
+    credentials = _read_credentials(body, signature_at + _SIGNATURE_BYTES)
+    windows = stream_window, connection_window
+    return Authenticate(version, client, server, boot_id, previous, *windows, lane, signature, credentials)
+
+
+def _credentials(shown: bytes) -> bytes:
+    return _LENGTH.pack(len(shown)) + shown
+
+
+def _read_credentials(body: bytes, at: int) -> bytes:
+    if at == len(body):
+        return b""
+    (length,) = _LENGTH.unpack_from(body, at)
+    shown = body[at + _LENGTH.size : at + _LENGTH.size + length]
+    if length > MAX_CREDENTIALS or len(shown) != length:
+        raise BadControlFrame(f"credentials of {length} bytes in a control frame of {len(body)}")
+    return shown

@@ -16,6 +16,10 @@ from two dials that crossed on the wire. Called by the endpoint when an incoming
 Only the larger side accepts while it dials, so the two sides never both drop the other's connection. A parked
 proof is accepted when our own dial fails, and when that dial has not even reached the peer within PARK_GRACE:
 as long as the peer has not seen our proof, giving up our dial cannot cross with its decision.
+
+A request that came with a proof (proto/early.py) shares its fate: carried out when the proof is accepted, dropped
+unseen when it is refused. Of two crossed dials one is let in at both ends, so a client whose own dial lost may send
+its request on the winner.
 """
 
 from __future__ import annotations

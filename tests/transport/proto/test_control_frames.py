@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from transport.errors import BadControlFrame
 from transport.proto.control_frames import (
     MAX_BODY,
+    MAX_CREDENTIALS,
     MAX_LANE_BYTES,
     Accept,
     Authenticate,
@@ -39,6 +40,7 @@ frames = st.one_of(
         boot_id=st.binary(min_size=16, max_size=16),
         stream_window=u64,
         connection_window=u64,
+        credentials=st.binary(max_size=MAX_CREDENTIALS),
     ),
     st.builds(ConnectionCredit, u64),
     st.builds(StreamCredit, u64, u64),
@@ -47,16 +49,18 @@ frames = st.one_of(
 
 VECTORS: list[tuple[ControlFrame, str]] = [
     (
-        Authenticate(1, b"\x11" * 32, b"\x22" * 32, b"\x33" * 16, 5, 0x800000, 0x1000000, "bulk", b"\x44" * 64),
-        "0100ae"
+        Authenticate(
+            1, b"\x11" * 32, b"\x22" * 32, b"\x33" * 16, 5, 0x800000, 0x1000000, "bulk", b"\x44" * 64, b"card"
+        ),
+        "0100b4"
         "01" + "11" * 32 + "22" * 32 + "33" * 16 + "0000000000000005"
         "0000000000800000"
         "0000000001000000"
-        "0462756c6b" + "44" * 64,
+        "0462756c6b" + "44" * 64 + "000463617264",
     ),
     (
-        Accept(1, b"\x33" * 16, 0x800000, 0x1000000),
-        "02002101" + "33" * 16 + "00000000008000000000000001000000",
+        Accept(1, b"\x33" * 16, 0x800000, 0x1000000, b"\x07"),
+        "02002401" + "33" * 16 + "00000000008000000000000001000000" + "000107",
     ),
     (ConnectionCredit(0x1800000), "0300080000000001800000"),
     (StreamCredit(4, 0xC00000), "04001000000000000000040000000000c00000"),
@@ -142,3 +146,14 @@ def test_the_signature_covers_every_field_and_the_connection() -> None:
     messages.add(base.message(b"binding" * 4))
     messages.add(base.message(b"another" * 4))
     assert len(messages) == len(variants) + 2
+
+
+def test_credentials_are_bounded_and_may_be_missing() -> None:
+    """What a version without them sent is understood; more than is allowed is refused before anybody looks at it."""
+    without = bytes.fromhex("02002101" + "33" * 16 + "00000000008000000000000001000000")
+    assert FrameReader().feed(without) == [Accept(1, b"\x33" * 16, 0x800000, 0x1000000)]
+    with pytest.raises(BadControlFrame, match="credentials of 513 bytes"):
+        FrameReader().feed(Accept(1, bytes(16), 0, 0, bytes(MAX_CREDENTIALS + 1)).encode())
+    cut = Accept(1, bytes(16), 0, 0, b"1234").encode()
+    with pytest.raises(BadControlFrame, match="credentials of 4 bytes"):
+        FrameReader().feed(cut[:1] + (len(cut) - 4).to_bytes(2, "big") + cut[3:-1])
