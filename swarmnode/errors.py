@@ -2,11 +2,17 @@
 
 SwarmnodeError                  exit code 1
 ├── UsageError                  exit code 2: the caller's flags or configuration
+│   └── BadTicket               a text that is no ticket: empty, cut short, mistyped, of another version
+├── MembershipError             belonging to a swarm
+│   ├── JoinRefused             the swarm's authority does not let this node in, with the reason
+│   └── SwarmFilesDamaged       a file below STATE/swarm cannot be used or written
 ├── ModelError                  a file is not what it should be
 │   ├── NotGguf                 not a GGUF file, or one this version cannot read
 │   ├── DenseModel              a GGUF without routed experts
 │   ├── TruncatedFile           shorter than its own header says
 │   ├── CorruptSlice            an expert's bytes do not have the manifest's SHA-256
+│   ├── DownloadFailed          a web server does not give a file's bytes
+│   │   └── SourceChanged       it gives another file than before
 │   └── ManifestMismatch        a manifest and a file, or two manifests, disagree
 ├── EngineError                 llama.cpp on this machine
 │   ├── LayoutMismatch          the ctypes mirror and the installed library disagree
@@ -19,9 +25,17 @@ SwarmnodeError                  exit code 1
 │   ├── CallFailed              every node that holds the experts failed or was too late
 │   └── PeerFault               the other node's fault
 │       ├── BadFrame            bytes that are no frame of this protocol
+│       ├── BadDocument         bytes that are no certificate, proof or list of a swarm, or not genuine ones
+│       ├── BadMessage          bytes that are no message between members
+│       ├── BadRecord           bytes that are no peer's record of itself
 │       ├── HelloMismatch       other protocol version, model, recipe or engine build
 │       ├── CallRefused         it answered "no", with its reason
 │       └── BadAnswer           wrong shape, NaN, Inf
+├── FetchError                  getting a model's parts from other nodes
+│   ├── BadBulkFrame            bytes that are no request and no answer of the bulk protocol
+│   ├── SourceFailed            one source did not deliver
+│   └── FetchFailed             nobody delivers what is wanted
+├── BadPlacement                arguments that no placement of experts can have
 ├── ControlError                talking to a node of this machine
 │   └── NoNode                  none is running there
 └── Cancelled                   the user ended it
@@ -44,6 +58,22 @@ class UsageError(SwarmnodeError):
     exit_code = 2
 
 
+class BadTicket(UsageError):
+    """A text that is no ticket."""
+
+
+class MembershipError(SwarmnodeError):
+    """Belonging to a swarm."""
+
+
+class JoinRefused(MembershipError):
+    """The swarm's authority does not let this node in."""
+
+
+class SwarmFilesDamaged(MembershipError):
+    """A file below STATE/swarm cannot be used or written."""
+
+
 class ModelError(SwarmnodeError):
     """A model file, pack or slice is not what it should be."""
 
@@ -62,6 +92,14 @@ class TruncatedFile(ModelError):
 
 class CorruptSlice(ModelError):
     """An expert's bytes do not have the SHA-256 the manifest names."""
+
+
+class DownloadFailed(ModelError):
+    """A web server does not give a file's bytes."""
+
+
+class SourceChanged(DownloadFailed):
+    """The file behind an address is another one than before."""
 
 
 class ManifestMismatch(ModelError):
@@ -121,6 +159,18 @@ class BadFrame(PeerFault):
     """Bytes that are no frame of this protocol."""
 
 
+class BadDocument(PeerFault):
+    """Bytes that are no certificate, proof or list of a swarm, or whose signature is not its own."""
+
+
+class BadMessage(PeerFault):
+    """Bytes that are no message between members of a swarm."""
+
+
+class BadRecord(PeerFault):
+    """Bytes that are no peer's signed record of itself."""
+
+
 class HelloMismatch(PeerFault):
     """Another protocol version, model, recipe or engine build. Names both values."""
 
@@ -135,6 +185,34 @@ class CallRefused(PeerFault):
 
 class BadAnswer(PeerFault):
     """An answer with a wrong shape, NaN or Inf."""
+
+
+class FetchError(SwarmnodeError):
+    """Getting a model's parts from other nodes."""
+
+
+class BadBulkFrame(FetchError):
+    """Bytes that are no request and no answer of the bulk protocol."""
+
+
+class SourceFailed(FetchError):
+    """One source did not deliver.
+
+    `not_held`: it says that it has no such thing (any more). `busy`: it asks to be asked later. `corrupt`: what it
+    sent is not what was asked for. Otherwise it was lost, silent, or broke off.
+    """
+
+    def __init__(self, message: str, *, not_held: bool = False, busy: bool = False, corrupt: bool = False) -> None:
+        self.not_held, self.busy, self.corrupt = not_held, busy, corrupt
+        super().__init__(message)
+
+
+class FetchFailed(FetchError):
+    """Nobody delivers what is wanted."""
+
+
+class BadPlacement(SwarmnodeError, ValueError):
+    """Arguments that no placement of experts can have: shapes, counts, damaged routing statistics."""
 
 
 class ControlError(SwarmnodeError):
