@@ -9,14 +9,20 @@ names were verified against the manifest's SHA-256 and flushed: a process killed
 store that opens with all indexed slots, and at most one batch is fetched again. Every error is a ModelError
 with one line.
 
-Not a cache: nothing is dropped by itself. One thread at a time. Callers: the worker's start, onboarding,
-tests.
+Not a cache: nothing is dropped by itself. What changes the store takes turns, from whatever threads; `holdings`,
+`missing`, `stacked` and `read` may be called meanwhile from any thread and never wait. An expert without a digest in
+the manifest (of a model that nobody has hashed yet) is taken as it comes, and kept by its checksums alone: who adds it
+answers for where it is from.
+
+Callers: the worker's start, onboarding, `bulk/`, tests.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +75,7 @@ class SliceStore:
         self.folder = Path(folder)
         self.manifest = manifest
         self._dirty_bytes = self._dirty_experts = 0
+        self._turn = threading.RLock()  # held by whatever changes the store
         with self._disk("cannot be opened"):
             self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(self.folder)
@@ -86,14 +93,16 @@ class SliceStore:
 
     def holdings(self) -> dict[int, tuple[int, ...]]:
         """Site -> experts held, ascending."""
-        return {site: tuple(sorted(slots.experts)) for site, slots in sorted(self._sites.items()) if slots.experts}
+        found = {site: tuple(sorted(slots.experts)) for site, slots in sorted(self._sites.items())}
+        return {site: experts for site, experts in found.items() if experts}
 
     def missing(self, wanted: Mapping[int, Iterable[int]]) -> dict[int, list[int]]:
         """Site -> experts of `wanted` that are not held. Raises ModelError for one that does not exist."""
         absent = {}
         for site, experts in sorted(wanted.items()):
             tensors = self.manifest.site_tensors(site)
-            held = set(self._sites[site].experts) if site in self._sites else set()
+            slots = self._sites.get(site)
+            held = set(slots.experts) if slots is not None else set()
             ids = sorted(set(experts) - held)
             for expert in ids:
                 tensor_shape(tensors[0]).span(expert)
@@ -106,7 +115,9 @@ class SliceStore:
 
         Raises CorruptSlice, naming tensors, expert and source offsets, for bytes that are not this expert's.
         """
-        if self.missing({site: [expert]}):
+        with self._turn:
+            if not self.missing({site: [expert]}):
+                return
             tensors = self.manifest.site_tensors(site)
             sizes = [len(memoryview(piece).cast("B")) for piece in slices]
             if sizes != [tensor.stride for tensor in tensors]:
@@ -132,7 +143,7 @@ class SliceStore:
         total = sum(self.manifest.expert_bytes(site) * len(experts) for site, experts in todo.items())
         if not total:
             return
-        self._require_space(total)
+        self.require_space(total)
         given = [Path(gguf_paths)] if isinstance(gguf_paths, str | Path) else [Path(path) for path in gguf_paths]
         places = locate(self.manifest, given)
         done = 0
@@ -144,7 +155,9 @@ class SliceStore:
                         reader.chunks(file, offset + expert * tensor.stride, tensor.stride)
                         for tensor, (file, offset) in ((t, places.tensors[t.name]) for t in tensors)
                     ]
-                    self._append(site, expert, slices, str(places.paths[places.tensors[tensors[0].name][0]]))
+                    with self._turn:
+                        if self.missing({site: [expert]}):
+                            self._append(site, expert, slices, str(places.paths[places.tensors[tensors[0].name][0]]))
                     done += self.manifest.expert_bytes(site)
                     if progress is not None:
                         progress(done, total)
@@ -152,11 +165,15 @@ class SliceStore:
 
     def flush(self) -> None:
         """Make everything added so far survive a crash. Called per batch, after a fill, and by `close`."""
+        with self._turn:
+            self._flush()
+
+    def _flush(self) -> None:
         changed = {site: slots for site, slots in self._sites.items() if len(slots.experts) > slots.indexed}
         try:
             with self._disk("cannot be written"):
-                for site in changed:
-                    for path in self._files(site):
+                for site, slots in changed.items():
+                    for path in self._files(site, slots):
                         flush_file(path)
             if changed:
                 self._save()
@@ -187,8 +204,28 @@ class SliceStore:
                 experts,
                 map_slots(path, len(experts) * tensor.stride),
             )
-            for tensor, path in zip(tensors, self._files(site), strict=True)
+            for tensor, path in zip(tensors, self._files(site, slots), strict=True)
         }
+
+    def read(self, site: int, expert: int) -> Iterator[bytes]:
+        """An expert's slices in the order of the site's tensors, in pieces, read from the files as they are taken.
+
+        Raises ModelError for one that is not held, or was forgotten meanwhile; TruncatedFile.
+        """
+        tensors = self.manifest.site_tensors(site)
+        slots = self._sites.get(site)
+        experts = list(slots.experts) if slots is not None else []
+        if slots is None or expert not in experts:
+            raise ModelError(f"{self.folder}: expert {expert} of site {site} is not held")
+        number = experts.index(expert)
+        for tensor, path in zip(tensors, self._files(site, slots), strict=True):
+            done = 0
+            with self._disk("cannot be read"):
+                for piece in read_slot(path, tensor.stride, number):
+                    done += len(piece)
+                    yield piece
+            if done != tensor.stride:
+                raise TruncatedFile(f"{path}: ends within expert {expert}; repair the store")
 
     def verify(self) -> None:
         """Hash everything held. Raises TruncatedFile or CorruptSlice, naming the first damage's place."""
@@ -206,12 +243,14 @@ class SliceStore:
 
     def note_verified(self) -> None:
         """Note that everything held now was hashed, when it was written or by `verify`."""
-        self.flush()
-        write_atomically(self.folder / VERIFIED, msgspec.json.encode(self._stamps()))
+        with self._turn:
+            self._flush()
+            write_atomically(self.folder / VERIFIED, msgspec.json.encode(self._stamps()))
 
     def _stamps(self) -> Stamps:
         with self._disk("cannot be read"):
-            return Stamps.of(path for site, slots in self._sites.items() if slots.experts for path in self._files(site))
+            held = [(site, slots) for site, slots in list(self._sites.items()) if slots.experts]
+            return Stamps.of(path for site, slots in held for path in self._files(site, slots))
 
     def forget(self, site: int, experts: Iterable[int]) -> None:
         """Give up some experts of a site and their disk space; what was mapped before stays valid.
@@ -219,12 +258,14 @@ class SliceStore:
         The kept slots are copied to files of a new generation, then the index changes over: safe at any
         moment.
         """
-        gone = set(experts)
-        self.flush()
-        old = self._sites.get(site)
-        if old is None or not gone & set(old.experts):
-            return
-        old_files = self._files(site)
+        with self._turn:
+            self._flush()
+            old = self._sites.get(site)
+            if old is not None and set(experts) & set(old.experts):
+                self._forget(site, old, set(experts))
+
+    def _forget(self, site: int, old: _Slots, gone: set[int]) -> None:
+        old_files = self._files(site, old)
         strides = [tensor.stride for tensor in self.manifest.site_tensors(site)]
         kept = [slot for slot, expert in enumerate(old.experts) if expert not in gone]
         new = _Slots(old.generation + 1, [old.experts[i] for i in kept], [old.checks[i] for i in kept])
@@ -252,10 +293,11 @@ class SliceStore:
 
     def close(self) -> None:
         """Flush and let other processes in. Slices that are mapped stay valid. Closing twice is allowed."""
-        try:
-            self.flush()
-        finally:
-            self._lock.release()
+        with self._turn:
+            try:
+                self._flush()
+            finally:
+                self._lock.release()
 
     def __enter__(self) -> SliceStore:
         return self
@@ -267,17 +309,25 @@ class SliceStore:
 
     def _append(self, site: int, expert: int, slices: Iterable[Iterable[Buffer]], source: str) -> None:
         slots = self._sites.setdefault(site, _Slots())
+        files = self._files(site, slots)
         strides = [tensor.stride for tensor in self.manifest.site_tensors(site)]
-        with self._disk("cannot be written"):
-            digest, checks = write_slot(self._files(site), strides, len(slots.experts), slices)
-        if digest != self.manifest.digests[site][expert]:
+        try:
+            with self._disk("cannot be written"):
+                digest, checks = write_slot(files, strides, len(slots.experts), slices)
+        except ModelError:
+            # On a full disk the index needs the room that half a slot took.
+            for path, stride in zip(files, strides, strict=True):
+                with contextlib.suppress(OSError):
+                    os.truncate(path, len(slots.experts) * stride)
+            raise
+        if digest != (self.manifest.digests[site][expert] or digest):
             raise corrupt_expert(self.manifest, site, expert, source)
         slots.experts.append(expert)
         slots.checks.append(checks)
         self._dirty_bytes += sum(strides)
         self._dirty_experts += 1
         if self._dirty_bytes >= BATCH_BYTES or self._dirty_experts >= BATCH_EXPERTS:
-            self.flush()
+            self._flush()
 
     def _save(self) -> None:
         sites = tuple(
@@ -289,14 +339,14 @@ class SliceStore:
         for slots in self._sites.values():
             slots.indexed = len(slots.experts)
 
-    def _files(self, site: int) -> list[Path]:
-        generation = self._sites[site].generation
-        return [slot_file(self.folder, site, generation, n) for n in range(len(self.manifest.sites[site].tensors))]
+    def _files(self, site: int, slots: _Slots) -> list[Path]:
+        count = len(self.manifest.sites[site].tensors)
+        return [slot_file(self.folder, site, slots.generation, n) for n in range(count)]
 
     def _slot(self, site: int, number: int) -> Slot:
         slots = self._sites[site]
         tensors = self.manifest.site_tensors(site)
-        return Slot(number, slots.experts[number], tensors, self._files(site), slots.checks[number])
+        return Slot(number, slots.experts[number], tensors, self._files(site, slots), slots.checks[number])
 
     def _check_lengths(self) -> None:
         for site, slots in self._sites.items():
@@ -322,14 +372,15 @@ class SliceStore:
 
     def _remove_leftovers(self) -> None:
         """Files that a killed process left behind and the index does not name."""
-        named = {path.name for site in self._sites for path in self._files(site)}
+        named = {path.name for site in self._sites for path in self._files(site, self._sites[site])}
         with self._disk("cannot be written"):
             for path in self.folder.iterdir():
                 partial = path.name.startswith(".") and path.name.endswith(TEMPORARY_SUFFIX)
                 if partial or (FILE_NAME.match(path.name) and path.name not in named):
                     path.unlink()
 
-    def _require_space(self, n_bytes: int) -> None:
+    def require_space(self, n_bytes: int) -> None:
+        """Raise ModelError where the folder's disk has not that much room."""
         with self._disk("cannot be read"):
             free = shutil.disk_usage(self.folder).free
         if free < n_bytes:

@@ -41,7 +41,8 @@ def find_shortage(slot: Slot) -> TruncatedFile | None:
 
 
 def find_damage(slot: Slot, digest: str) -> ModelError | None:
-    """The same, or the error where the slot's bytes do not have the SHA-256 `digest`. Raises OSError."""
+    """The same, or the error where the slot's bytes do not have the SHA-256 `digest`, or, where that is "", not the
+    slot's checksums. Raises OSError."""
     shortage = find_shortage(slot)
     if shortage is not None:
         return shortage
@@ -53,7 +54,8 @@ def find_damage(slot: Slot, digest: str) -> ModelError | None:
             found.update(piece)
             check = zlib.crc32(piece, check)
         checks.append(check)
-    return None if found.hexdigest() == digest else altered(slot, checks)
+    good = found.hexdigest() == digest if digest else checks == list(slot.checks)
+    return None if good else altered(slot, checks)
 
 
 def altered(slot: Slot, checks: Sequence[int]) -> CorruptSlice:

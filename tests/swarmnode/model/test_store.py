@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import swarmnode
@@ -266,6 +269,62 @@ def test_no_room(sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with SliceStore(tmp_path, sample.manifest) as store, pytest.raises(ModelError, match="make room or hold fewer"):
         store.fill_from_source(sample.path, ALL)
+
+
+def test_read_gives_what_was_added(sample: Sample, tmp_path: Path) -> None:
+    with SliceStore(tmp_path, sample.manifest) as store:
+        store.add(0, 3, sample.slices(0, 3))
+        store.add(0, 1, sample.slices(0, 1))
+        assert b"".join(store.read(0, 1)) == b"".join(sample.slices(0, 1))
+        with pytest.raises(ModelError, match="expert 2 of site 0 is not held"):
+            next(store.read(0, 2))
+        begun = store.read(0, 1)
+        next(begun)
+        store.forget(0, [3])
+        assert b"".join(store.read(0, 1)) == b"".join(sample.slices(0, 1))
+        with pytest.raises(ModelError, match="cannot be read"):
+            list(begun)
+        store.stacked(0)
+
+
+def test_threads_that_change_and_read_do_not_meet(sample: Sample, tmp_path: Path) -> None:
+    with SliceStore(tmp_path, sample.manifest) as store:
+        store.add(0, 5, sample.slices(0, 5))
+
+        def change(experts: list[int]) -> None:
+            for _ in range(10):
+                for expert in experts:
+                    store.add(0, expert, sample.slices(0, expert))
+                store.forget(0, experts)
+
+        with ThreadPoolExecutor(2) as pool:
+            changing = [pool.submit(change, experts) for experts in ([0, 1], [2, 3])]
+            while not all(job.done() for job in changing):
+                assert 5 in store.holdings()[0]
+                with contextlib.suppress(ModelError):  # the file was replaced in that moment
+                    for stack in store.stacked(0).values():
+                        n = sample.sites[0].tensors.index(stack.name)
+                        for slot, expert in enumerate(stack.experts):
+                            data = stack.data[slot * stack.stride : (slot + 1) * stack.stride]
+                            assert data.tobytes() == sample.slices(0, expert)[n]
+            for job in changing:
+                job.result()
+        assert store.holdings() == {0: (5,)}
+        check(store, sample)
+
+
+def test_without_a_digest_an_expert_is_kept_by_its_checksums(sample: Sample, tmp_path: Path) -> None:
+    digests = (("", *sample.manifest.digests[0][1:]), *sample.manifest.digests[1:])
+    manifest = msgspec.structs.replace(sample.manifest, digests=digests)
+    with SliceStore(tmp_path, manifest) as store:
+        store.add(0, 0, sample.slices(0, 0))
+        store.verify()
+        [file] = list(tmp_path.glob("site-00000-g0-t1.slots"))
+    data = bytearray(file.read_bytes())
+    data[9] ^= 4
+    file.write_bytes(data)
+    with SliceStore(tmp_path, manifest) as store, pytest.raises(CorruptSlice, match="was altered"):
+        store.verify()
 
 
 def test_a_file_where_the_folder_should_be(sample: Sample, tmp_path: Path) -> None:
