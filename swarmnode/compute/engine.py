@@ -8,6 +8,9 @@ Bits: an answer equals the rows of a local run when the call contains all pairs 
 to each of its experts. Ggml chooses its kernel per expert by their number (see `chunks.py`), so one
 expert's pairs of one batch must not be spread over several calls, nor the pairs of several batches merged
 into one.
+
+What the bank holds of a site may be replaced while a call computes, by another engine over the same bank too: a call
+keeps the `HeldSite` that it began with, and graphs of an earlier one are dropped, not run.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from swarmnode.compute.engine_api import (
     F32Array,
     I32Array,
     SlotArray,
+    Stack,
+    Swap,
     add_weighted_rows,
     check_pairs,
     check_sums,
@@ -47,6 +52,7 @@ class ExpertEngine:
         bank.acquire()
         self._bank = bank
         self._graphs: OrderedDict[tuple[int, int, int], SiteGraph] = OrderedDict()
+        self._generations: dict[int, int] = {}  # site -> the generation of HeldSite that its graphs are of
         self._backend: Backend | None = None
         try:
             self._backend = Backend(bank.device, threads)
@@ -65,6 +71,15 @@ class ExpertEngine:
     def kernel_s(self) -> float:
         """Seconds that ggml's kernels have computed so far: what a local run would have spent too."""
         return self._kernel_s
+
+    def prepare(self, site: int, stacks: Mapping[str, Stack]) -> Swap:
+        """See `Engine.prepare`."""
+        return self._bank.prepare(site, stacks)
+
+    def replace(self, site: int, stacks: Mapping[str, Stack] | None) -> None:
+        """Hold exactly these stacks of a site from now on, nothing without them. Raises as `prepare` does."""
+        self.prepare(site, stacks or {})()
+        self._forget_graphs(site)
 
     def raw_rows(self, site: int, x: F32Array, rows: I32Array, experts: I32Array) -> F32Array:
         """See `Engine.raw_rows`."""
@@ -121,7 +136,11 @@ class ExpertEngine:
             raise BadCall("the engine is closed")
         held = self._bank.sites.get(site)
         if held is None:
+            self._forget_graphs(site)
             refuse_site(site, self._bank.known.get(site), experts)
+        if self._generations.get(site) != held.generation:
+            self._forget_graphs(site)
+            self._generations[site] = held.generation
         return held
 
     @staticmethod
@@ -203,6 +222,13 @@ class ExpertEngine:
             raise ComputeError(
                 f"{self._bank.device.name}: no memory for {graph.n_rows} rows at once; send smaller batches"
             )
+
+    def _forget_graphs(self, site: int) -> None:
+        """Drop the graphs of a site: they name tensors that are there no more."""
+        if self._generations.pop(site, None) is None:
+            return
+        for key in [key for key in self._graphs if key[0] == site]:
+            self._graphs.pop(key).close()
 
     def _drop_graphs(self) -> None:
         for graph in self._graphs.values():

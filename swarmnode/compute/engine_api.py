@@ -6,7 +6,7 @@ A leaf: no ggml here. `engine.ExpertEngine` and `null_engine.NullEngine` impleme
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn, Protocol, TypeAlias
 
 import numpy as np
@@ -18,6 +18,28 @@ from swarmnode.errors import BadCall, NobodyHolds
 F32Array: TypeAlias = npt.NDArray[np.float32]
 I32Array: TypeAlias = npt.NDArray[np.int32]
 SlotArray: TypeAlias = npt.NDArray[np.int32]
+# Makes a prepared change of a site; returns what was held there before, which goes when nobody refers to it any more.
+Swap: TypeAlias = Callable[[], object]
+
+
+class Stack(Protocol):
+    """What an engine needs of a stacked tensor; `model.slicing.StackedTensor` is one."""
+
+    @property
+    def ggml_type(self) -> int:
+        """ggml's type id."""
+
+    @property
+    def ne(self) -> tuple[int, ...]:
+        """Extents of one expert's slice, ne[0] innermost."""
+
+    @property
+    def experts(self) -> tuple[int, ...]:
+        """The global expert id of each slot."""
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """All slots, one after the other: contiguous uint8 of shape (bytes,)."""
 
 
 class Engine(Protocol):
@@ -31,7 +53,16 @@ class Engine(Protocol):
 
     @property
     def holdings(self) -> Mapping[int, tuple[int, ...]]:
-        """Site index -> global ids of the experts held."""
+        """Site index -> global ids of the experts held: what held at one moment, and no later change shows in it."""
+
+    def prepare(self, site: int, stacks: Mapping[str, Stack]) -> Swap:
+        """Get ready to hold exactly these stacks of a site, by tensor name; none, or empty ones, for no expert.
+
+        Any thread, at any time; what takes long (an upload) happens here, beside what is held. The result makes
+        the change: it takes microseconds, and counts as a call, so nothing else of this engine may run meanwhile.
+        Not called, it leaves no trace. Raises BadCall (no such site), RecipeError (stacks that do not fit it),
+        ComputeError (no room beside what is held: give that up first).
+        """
 
     def raw_rows(self, site: int, x: F32Array, rows: I32Array, experts: I32Array) -> F32Array:
         """The output row of every pair, unweighted: float32 of shape (n_pairs, d_out)."""

@@ -7,6 +7,7 @@ batched.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,6 +15,8 @@ import numpy as np
 from swarmnode.compute.engine_api import (
     F32Array,
     I32Array,
+    Stack,
+    Swap,
     add_weighted_rows,
     check_pairs,
     check_sums,
@@ -21,7 +24,7 @@ from swarmnode.compute.engine_api import (
     slot_table,
 )
 from swarmnode.compute.recipe import Site
-from swarmnode.errors import BadCall
+from swarmnode.errors import BadCall, RecipeError
 
 
 class NullEngine:
@@ -36,6 +39,19 @@ class NullEngine:
         self._seed = seed
         self._parameters: dict[tuple[int, int], tuple[np.float32, F32Array]] = {}
         self._closed = False
+
+    def prepare(self, site: int, stacks: Mapping[str, Stack]) -> Swap:
+        """See `Engine.prepare`. Of the stacks only `experts` counts."""
+        described = self._sites.get(site)
+        if described is None:
+            raise BadCall(f"site {site}: this model has no such site")
+        lists = {stack.experts for stack in stacks.values()}
+        if len(lists) > 1 or any(len(set(ids)) != len(ids) for ids in lists):
+            raise RecipeError(f"site {site}: the stacks name an expert twice, or hold different experts")
+        experts = next(iter(lists), ())
+        if not all(0 <= expert < described.n_expert for expert in experts):
+            raise RecipeError(f"site {site}: the slots name an expert that does not exist")
+        return functools.partial(self._swap, described, experts)
 
     def raw_rows(self, site: int, x: F32Array, rows: I32Array, experts: I32Array) -> F32Array:
         """See `Engine.raw_rows`."""
@@ -68,6 +84,12 @@ class NullEngine:
     def close(self) -> None:
         """See `Engine.close`."""
         self._closed = True
+
+    def _swap(self, site: Site, experts: tuple[int, ...]) -> None:
+        if experts:
+            self._slots[site.index] = slot_table(site.n_expert, experts)
+        holdings = {index: others for index, others in self.holdings.items() if index != site.index}
+        self.holdings = {**holdings, site.index: experts} if experts else holdings
 
     def _site(self, index: int, experts: I32Array) -> Site:
         if self._closed:

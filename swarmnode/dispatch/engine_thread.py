@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import queue
 import threading
@@ -37,6 +38,8 @@ class Result:
 
 
 OnDone = Callable[[Result], None]
+# Hears what an action returned, or what it raised.
+OnAction = Callable[[object, BaseException | None], None]
 
 
 def run_call(engine: Engine, site: Site, frame: CallFrame, arrived: float) -> Result:
@@ -67,13 +70,17 @@ class EngineThread:
     def __init__(self, loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
         self._loop = loop
         self._engine = engine
-        self._queue: queue.SimpleQueue[tuple[Site, CallFrame, float, OnDone] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="expert-engine", daemon=True)
         self._thread.start()
 
     def run(self, site: Site, frame: CallFrame, arrived: float, on_done: OnDone) -> None:
         """Have a checked call computed; see `run_call`."""
-        self._queue.put((site, frame, arrived, on_done))
+        self._queue.put(functools.partial(self._compute, site, frame, arrived, on_done))
+
+    def run_action(self, action: Callable[[], object], on_done: OnAction) -> None:
+        """Have something else done to the engine, after the calls that it has and before those it is given later."""
+        self._queue.put(functools.partial(self._act, action, on_done))
 
     def close(self, timeout: float) -> bool:
         """Have the thread end after what it has; wait for it. False if it still runs then."""
@@ -82,15 +89,28 @@ class EngineThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (call := self._queue.get()) is not None:
-            site, frame, arrived, on_done = call
-            try:
-                result = run_call(self._engine, site, frame, arrived)
-            except BaseException as error:  # not even exit() may end this thread: every later call would hang
-                log.exception("engine_thread_survived site=%d pairs=%d", site.index, frame.n_pairs)
-                result = _refusal(frame, type(error).__name__, 0.0, 0.0)
-            with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
-                self._loop.call_soon_threadsafe(on_done, result)
+        while (work := self._queue.get()) is not None:
+            work()
+            del work  # it may keep a change's memory, and the next may be long in coming
+
+    def _compute(self, site: Site, frame: CallFrame, arrived: float, on_done: OnDone) -> None:
+        try:
+            result = run_call(self._engine, site, frame, arrived)
+        except BaseException as error:  # not even exit() may end this thread: every later call would hang
+            log.exception("engine_thread_survived site=%d pairs=%d", site.index, frame.n_pairs)
+            result = _refusal(frame, type(error).__name__, 0.0, 0.0)
+        with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
+            self._loop.call_soon_threadsafe(on_done, result)
+
+    def _act(self, action: Callable[[], object], on_done: OnAction) -> None:
+        result: object = None
+        raised: BaseException | None = None
+        try:
+            result = action()
+        except BaseException as error:  # as above
+            raised = error
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(on_done, result, raised)
 
 
 def _refusal(frame: CallFrame, why: str, busy: float, queued: float) -> Result:

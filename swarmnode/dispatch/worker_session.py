@@ -26,12 +26,15 @@ HEAD_BYTES = 64  # and what stands before the pairs
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """An admitted call: its frame, its site, when it came, and whether its answer is still wanted."""
+    """An admitted call: its frame, its site, when it came, against which version of the experts served it was checked
+    (`served.py`), and whether its answer is still wanted.
+    """
 
     session: Session
     frame: CallFrame
     site: Site
     arrived: float
+    version: int = 0
     cancelled: bool = False
 
 

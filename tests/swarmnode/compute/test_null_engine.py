@@ -9,7 +9,8 @@ from swarmnode.bench.synthetic import swiglu_site
 from swarmnode.compute.engine_api import Engine
 from swarmnode.compute.null_engine import NullEngine
 from swarmnode.compute.recipe import Site
-from swarmnode.errors import BadCall, NobodyHolds
+from swarmnode.errors import BadCall, NobodyHolds, RecipeError
+from swarmnode.model.slicing import StackedTensor
 
 SITE: Site = swiglu_site(32, 64, 8, 2, types=(0, 0, 0), index=2)[0]
 ROWS, EXPERTS = np.array([0, 0, 1, 2], np.int32), np.array([1, 5, 5, 1], np.int32)
@@ -49,6 +50,28 @@ def test_sums_of_many_pairs_have_the_bits_of_sums_of_few() -> None:
         for row in every.raw_rows(2, X, rows[tokens == token], experts[tokens == token]):
             total += row
         assert sums[token].tobytes() == total.tobytes()
+
+
+def test_experts_come_and_go() -> None:
+    def stacks(*experts: int) -> dict[str, StackedTensor]:
+        return {name: StackedTensor(name, 0, (1,), 4, experts, np.empty(0, np.uint8)) for name in SITE.tensors}
+
+    changing, whole = engine(5), engine(1, 5)
+    expected = whole.raw_rows(2, X, ROWS, EXPERTS)
+    swap = changing.prepare(2, stacks(1, 5))
+    assert changing.holdings == {2: (5,)}
+    swap()
+    assert changing.holdings == {2: (1, 5)}
+    assert changing.raw_rows(2, X, ROWS, EXPERTS).tobytes() == expected.tobytes()
+    changing.prepare(2, {})()
+    assert changing.holdings == {}
+    with pytest.raises(NobodyHolds):
+        changing.raw_rows(2, X, ROWS, EXPERTS)
+    with pytest.raises(BadCall, match="no such site"):
+        changing.prepare(0, {})
+    for wrong in (stacks(1, 1), stacks(8), stacks(1) | {SITE.tensors[0]: stacks(2)[SITE.tensors[0]]}):
+        with pytest.raises(RecipeError):
+            changing.prepare(2, wrong)
 
 
 def test_refusals() -> None:

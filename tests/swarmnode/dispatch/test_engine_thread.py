@@ -111,3 +111,35 @@ async def test_closing_says_whether_the_thread_has_ended() -> None:
     async with asyncio.timeout(20):
         await done.wait()
     assert await asyncio.to_thread(thread.close, 20)
+
+
+async def test_an_action_comes_between_the_calls_before_and_after_it_whatever_it_raises() -> None:
+    order: list[str] = []
+    done = asyncio.Event()
+    loop_thread = threading.current_thread()
+
+    class Noting(NullEngine):
+        def raw_rows(self, site: int, x: F32, rows: I32, experts: I32) -> F32:
+            order.append("call")
+            return super().raw_rows(site, x, rows, experts)
+
+    def act() -> object:
+        assert threading.current_thread() is not loop_thread
+        order.append("action")
+        return "before"
+
+    def fail() -> object:
+        raise SystemExit(3)
+
+    thread = EngineThread(asyncio.get_running_loop(), Noting(SITES, everything()))
+    heard: list[tuple[object, BaseException | None]] = []
+    thread.run(SITE, make_call(1), time.monotonic(), lambda result: None)
+    thread.run_action(act, lambda *outcome: heard.append(outcome))
+    thread.run_action(fail, lambda *outcome: heard.append(outcome))
+    thread.run(SITE, make_call(2), time.monotonic(), lambda result: done.set())
+    async with asyncio.timeout(20):
+        await done.wait()
+    assert order == ["call", "action", "call"]
+    assert heard[0] == ("before", None)
+    assert isinstance(heard[1][1], SystemExit)
+    assert thread.close(20)
