@@ -11,12 +11,16 @@ compute its pairs:
     RUNNING --failed, refused, worker lost--> FAILED      its pairs go to other workers at once
     RUNNING --late--> RUNNING, hedged                     its pairs go to other workers too; the first answer counts
     RUNNING --refused as overloaded, no other holder--> WAITING --time--> RUNNING      asks the same worker again
+    RUNNING --answered, to be checked--> CHECKING --found right, or time--> ANSWERED
 
 "Go to other workers" makes the slot's rescue: slots of their own which cover exactly its pairs, and never ask
 a worker again that this line of slots has tried. So every line gets shorter by a worker at each step and must
 end. A slot is settled when it is answered or all slots of its rescue are settled, dead when it failed and its
 rescue is missing or dead. All slots settled finishes the call; a dead one fails it. The answers that make the
 result are then exactly one set of slots that covers each pair once: a loser's answer is never added in.
+
+A worker found to answer wrongly is distrusted: whatever stands on an answer of it, or waits for one, is begun anew
+without it.
 """
 
 from __future__ import annotations
@@ -117,6 +121,7 @@ class Swarm(Protocol):
 class _State(Enum):
     RUNNING = auto()
     WAITING = auto()
+    CHECKING = auto()
     ANSWERED = auto()
     FAILED = auto()
 
@@ -128,7 +133,7 @@ class _Slot:
     pairs: Pairs
     tried: frozenset[int]  # the workers of this line of slots, its own included
     state: _State = _State.RUNNING
-    due: float = math.inf  # RUNNING: when it is late; WAITING: when it asks again
+    due: float = math.inf  # RUNNING: when it is late; WAITING: when it asks again; CHECKING: when it counts anyway
     retry_s: float = 0.0
     rescue: list[_Slot] | None = None
     cancelled: bool = False
@@ -138,6 +143,9 @@ class _Slot:
     @property
     def computes_here(self) -> bool:
         return self.state is _State.RUNNING and self.candidate.worker == LOCAL and not self.cancelled
+
+    def rests_on(self, worker: int) -> bool:
+        return self.candidate.worker == worker and self.state is not _State.FAILED and not self.cancelled
 
     @property
     def settled(self) -> bool:
@@ -166,7 +174,10 @@ class _Slot:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """See the module. `experts[i]` is the expert of pair i; `next_attempt` gives numbers that are never reused."""
+    """See the module. `experts[i]` is the expert of pair i; `next_attempt` gives numbers that are never reused.
+
+    `kept` is the bitmap of the experts that this node's own engine computes before anybody is asked.
+    """
 
     layer: int
     experts: Sequence[int]
@@ -174,6 +185,7 @@ class Call:
     swarm: Swarm
     next_attempt: Callable[[], int]
     policy: CallPolicy = field(default_factory=CallPolicy)
+    kept: int = 0
     done: bool = False
     _slots: list[_Slot] = field(default_factory=list)  # those that together cover every pair once
     _by_attempt: dict[int, _Slot] = field(default_factory=dict)
@@ -205,16 +217,46 @@ class Call:
     def answered(self, attempt: int, now: float) -> list[Action]:
         """Take a good answer; the caller keeps its rows until Finish says whether they count."""
         slot = self._open_slot(attempt)
-        if slot is None or slot.state is not _State.RUNNING or slot.cancelled:
+        if slot is None or slot.state not in (_State.RUNNING, _State.CHECKING) or slot.cancelled:
             return []
         self._progress_at = now
-        slot.state = _State.ANSWERED
+        slot.state, slot.due = _State.ANSWERED, math.inf
         return self._settle([])
+
+    def checking(self, attempt: int, now: float, until: float) -> list[Action]:
+        """Take an answer that does not count before `answered` is called for it again, or `until` has come."""
+        slot = self._open_slot(attempt)
+        if slot is not None and slot.state in (_State.RUNNING, _State.CHECKING) and not slot.cancelled:
+            self._progress_at = now
+            slot.state, slot.due = _State.CHECKING, until
+        return []
+
+    def distrust(self, worker: int, why: str, now: float) -> list[Action]:
+        """Do without a worker whose answers are wrong: also without those that it has given to this call."""
+        if self.done:
+            return []
+        actions: list[Action] = []
+        slots: list[_Slot] = []
+        for root in self._slots:
+            if not any(slot.rests_on(worker) for slot in root.walk()):
+                slots.append(root)
+                continue
+            for slot in root.walk():
+                if slot.rests_on(worker):
+                    self._note(slot, why)
+                self._cancel(slot, actions)
+            tried = frozenset({worker})
+            choice = self._plan(root.pairs, tried)
+            if choice.uncovered:
+                return self._end(actions, self._call_failed([root]))
+            slots += self._open(choice, root.pairs, tried, now, actions)
+        self._slots = slots
+        return self._settle(actions)
 
     def failed(self, attempt: int, why: str, now: float, *, overloaded: bool = False) -> list[Action]:
         """Note that an attempt will have no answer; `overloaded` says that asking later may help."""
         slot = self._open_slot(attempt)
-        if slot is None or slot.state is not _State.RUNNING:
+        if slot is None or slot.state not in (_State.RUNNING, _State.CHECKING):
             return []
         if slot.candidate.worker == LOCAL:
             self._progress_at = now  # nobody was waited for in vain meanwhile
@@ -245,6 +287,8 @@ class Call:
             slot.due = math.inf
             if slot.state is _State.WAITING:
                 self._renew(slot, now, actions)
+            elif slot.state is _State.CHECKING:
+                slot.state = _State.ANSWERED
             elif slot.state is _State.RUNNING:
                 if slot.was_sent and not slot.was_late:  # what waits in this node's queue is not the worker's fault
                     slot.was_late = True
@@ -286,6 +330,7 @@ class Call:
             [c for c in self.swarm.candidates() if c.worker not in tried],
             local=self.swarm.local() if LOCAL not in tried else None,
             local_first=self.policy.local_first,
+            kept=self.kept,
             pairs_per_expert=counts,
         )
 
@@ -384,7 +429,7 @@ class Call:
         return actions
 
     def _cancel(self, slot: _Slot, actions: list[Action]) -> None:
-        if slot.cancelled or slot.state not in (_State.RUNNING, _State.WAITING):
+        if slot.cancelled or slot.state not in (_State.RUNNING, _State.WAITING, _State.CHECKING):
             return
         slot.cancelled, slot.due = True, math.inf
         if slot.state is _State.RUNNING and slot.candidate.worker != LOCAL:

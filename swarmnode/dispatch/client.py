@@ -1,11 +1,12 @@
 """Calls experts on other nodes: what the backbone's hook sees of the swarm.
 
-The shell around `call.py`. It owns the attached workers, the calls in progress, one timer, and one thread for
-the local engine. Not the hook, and not the decision who is asked.
+The shell around `call.py` and `checks.py`. It owns the attached workers, the calls in progress, one timer, and one
+thread for the local engine. Not the hook, and not the decision who is asked.
 
 Threads: made and attached on the event loop; `submit` and `result` run on decode threads. A call crosses to
 the loop once (`call_soon_threadsafe`), all its workers are written to in that turn, answers are parsed as
-they arrive, and the decode thread wakes when the last one needed is there and adds the rows up itself.
+they arrive, and the decode thread wakes when the last one needed is there and adds the rows up itself. A call whose
+experts are all kept here goes to the local engine's thread and back, and never sees the loop.
 """
 
 from __future__ import annotations
@@ -16,31 +17,47 @@ import dataclasses
 import itertools
 import logging
 import math
+import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 
 from swarmnode.compute.engine_api import Engine
 from swarmnode.compute.recipe import Site
 from swarmnode.dispatch.call import Action, Call, Cancel, Fail, Finish, Late, RunLocal, Send
-from swarmnode.dispatch.codec import F32
-from swarmnode.dispatch.frames import Answer
-from swarmnode.dispatch.hello import ModelKey, mask_of
+from swarmnode.dispatch.checks import Checks, Verdict
+from swarmnode.dispatch.codec import F32, WireType
+from swarmnode.dispatch.frames import Answer, Hello
+from swarmnode.dispatch.health import DECODE_PAIRS
+from swarmnode.dispatch.hello import ModelKey
+from swarmnode.dispatch.local_experts import LocalExperts
 from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.dispatch.pending import PendingRows
 from swarmnode.dispatch.remote_worker import RemoteWorker, attach_worker
 from swarmnode.dispatch.replicas import LOCAL, Candidate
 from swarmnode.dispatch.request import I32, Request, Share, make_request
+from swarmnode.dispatch.row_screen import Screen
+from swarmnode.dispatch.spot_check import SpotChecks
 from swarmnode.dispatch.views import SiteStats, WorkerView
 from swarmnode.errors import CallFailed, Cancelled, DispatchError
 from transport.connection import Connection
+from transport.stream import Stream
 
+PROBE_EVERY_S = 1.0  # how often it is looked whether a worker has been idle for long
+_UNFORESEEABLE = secrets.SystemRandom()
+OnRouting = Callable[[int, I32], None]
+OnQuarantine = Callable[[str, str], None]
 log = logging.getLogger(__name__)
 
 
 class ExpertClient:
-    """See the module. Must be made on the loop thread. Only this client may call `local`; its owner closes it."""
+    """See the module. Must be made on the loop thread. Only this client may call `local`; its owner closes it.
+
+    on_routing: called once per submit, on the decode thread, with the site and the experts chosen, int32[n, n_used],
+      which it must not keep. on_quarantine: called on the loop thread with a peer and why its answers are not used any
+      more in this run. random: the source of the spot checks' chance, in [0, 1). screen: see `row_screen.py`.
+    """
 
     def __init__(
         self,
@@ -50,12 +67,27 @@ class ExpertClient:
         options: DispatchOptions | None = None,
         local: Engine | None = None,
         node: str = "",
+        on_routing: OnRouting | None = None,
+        on_quarantine: OnQuarantine | None = None,
+        random: Callable[[], float] = _UNFORESEEABLE.random,
+        screen: Screen | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._options = options or DispatchOptions()
         self._sites = {site.index: site for site in sites}
         self._key = model.key(node)
-        self._local = _LocalEngine(local) if local is not None else None
+        self._local = LocalExperts(local) if local is not None else None
+        self._on_routing, self._on_quarantine = on_routing, on_quarantine
+        self._quarantined: dict[str, str] = {}  # peer -> why
+        check = self._options.check
+        self._checks = Checks(
+            _CheckHost(self),
+            SpotChecks(check, random, screened=screen is not None),
+            max(WireType.of(self._options.wire_out), WireType.of(self._options.wire_back)),
+            screen,
+        )
+        self._probe_due = 0.0
+        self._deadlines = self._options.deadlines
         self._workers: dict[int, RemoteWorker] = {}
         self._numbers = itertools.count()
         self._next_attempt = itertools.count(1).__next__
@@ -69,8 +101,15 @@ class ExpertClient:
 
     # On the loop thread.
 
-    async def attach(self, connection: Connection) -> RemoteWorker:
+    @property
+    def greeting(self) -> bytes:
+        """What a stream to a worker begins with: for those who send it with the dial (Endpoint.dial_with)."""
+        return Hello(self._key).encode()
+
+    async def attach(self, connection: Connection, greeted: Stream | None = None) -> RemoteWorker:
         """Make the worker at the other end callable; it is detached by itself when the connection ends.
+
+        `greeted`: a stream of this connection that began with `greeting`; without it, one is opened.
 
         The connection belongs to this client from here on. Raises HelloMismatch, BadFrame, CallRefused,
         TransportError, and DispatchError once this client is closed; whatever it raises, it has closed the connection.
@@ -79,13 +118,14 @@ class ExpertClient:
             await connection.close(0, "client closed")
             raise DispatchError("this client is closed")
         number = next(self._numbers)
-        worker = await attach_worker(connection, number, self._key, self._sites, self._options)
+        worker = await attach_worker(connection, number, self._key, self._sites, self._options, greeted)
         if self._closed:
             await worker.close("client closed")
             raise DispatchError("this client is closed")
         for older in self._workers.values():
             if older.peer == worker.peer:
                 older.retire()  # the peer came back on a new connection; the old one may answer what it has
+        worker.quarantined = self._quarantined.get(worker.peer, "")
         self._workers[number] = worker
         worker.begin(self)
         return worker
@@ -123,15 +163,41 @@ class ExpertClient:
         if request.n_tokens == 0:  # a prompt chunk whose logits nobody wants reaches the last layer so
             pending.finish(())
             return pending
+        if self._on_routing is not None:
+            self._report_routing(site, ids)
         self._submitted.add(pending)
         try:
-            self._loop.call_soon_threadsafe(self._start, pending)
+            if self._local is not None and self._local.keeps_all(request):
+                share = request.share(range(len(request.experts)))
+                self._local.run(share, lambda future: self._from_kept(pending, share, future))
+            else:
+                self._loop.call_soon_threadsafe(self._start, pending)
         except RuntimeError:
             self._submitted.discard(pending)
             raise CallFailed("the event loop that reaches the workers is closed") from None
         return pending
 
+    def _report_routing(self, site: int, ids: I32) -> None:
+        assert self._on_routing is not None
+        try:
+            self._on_routing(site, ids)
+        except Exception:  # statistics are not worth a generation
+            log.exception("dispatch_on_routing_failed site=%d", site)
+            self._on_routing = None
+
     # On any thread.
+
+    def keep_local(self, masks: Mapping[int, int]) -> None:
+        """Compute these experts (site -> bitmap) on this node's own engine before anybody is asked, from now on.
+
+        What its engine does not hold is asked of others as before. Calls in progress are not changed.
+        """
+        if self._local is not None:
+            self._local.keep(masks, self._sites)
+
+    def quarantined(self) -> dict[str, str]:
+        """Return the peers that are not asked any more in this run, and why."""
+        return dict(self._quarantined)
 
     def cancel_all(self, error: Exception | None = None) -> None:
         """Release every thread that waits for rows, at once; their `result` raises `error`."""
@@ -145,6 +211,11 @@ class ExpertClient:
         """Return the attached workers' figures."""
         now = time.monotonic()
         return [worker.view(now) for worker in list(self._workers.values())]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way. Loop thread; costs nothing."""
+        return bool(self._active)
 
     def site_stats(self) -> dict[int, SiteStats]:
         """Return a copy of every site's counters."""
@@ -164,16 +235,28 @@ class ExpertClient:
     def on_answer(self, attempt: int, rows: F32, answer: Answer, size: int) -> None:
         """See WorkerEvents."""
         pending = self._owners.get(attempt)
-        if pending is not None:
-            pending.stats.bytes_back += size
-            pending.keep(attempt, rows, answer)
+        if pending is None:
+            self._checks.computed(attempt, rows)
+            return
+        pending.stats.bytes_back += size
+        pending.keep(attempt, rows, answer)
+        share, number = pending.shares[attempt], pending.asked.get(attempt, LOCAL)
+        if self._checks.answered(attempt, number, share, rows) is Verdict.COUNTS:
             self._advance(pending, lambda call, now: call.answered(attempt, now))
 
     def on_failure(self, attempt: int, why: str, *, overloaded: bool) -> None:
         """See WorkerEvents."""
         pending = self._owners.get(attempt)
-        if pending is not None:
-            self._advance(pending, lambda call, now: call.failed(attempt, why, now, overloaded=overloaded))
+        if pending is None:
+            self._checks.dropped(attempt)
+            return
+        self._checks.forget(attempt)
+        self._advance(pending, lambda call, now: call.failed(attempt, why, now, overloaded=overloaded))
+
+    def on_bad_answer(self, worker: RemoteWorker, why: str) -> None:
+        """See WorkerEvents."""
+        if worker.bad_answers >= self._options.check.bad_answers_allowed:
+            self.quarantine(worker, f"{why}, {worker.bad_answers} times")
 
     def on_lost(self, worker: RemoteWorker, why: str) -> None:
         """See WorkerEvents."""
@@ -181,6 +264,28 @@ class ExpertClient:
         log.info("dispatch_worker_lost peer=%s why=%r", worker.peer, why)
         for pending in list(self._active.values()):
             self._advance(pending, lambda call, now: call.worker_lost(worker.number, why, now))
+        self._checks.lost(worker.number)
+
+    def quarantine(self, worker: RemoteWorker, why: str) -> None:
+        """Ask this worker's peer nothing more in this run; calls in progress do without it, also its answers."""
+        if worker.peer in self._quarantined:
+            return
+        self._quarantined[worker.peer] = why
+        log.warning("dispatch_quarantined peer=%s name=%r why=%r", worker.peer, worker.name, why)
+        same = [other for other in self._workers.values() if other.peer == worker.peer]
+        for other in {id(w): w for w in (worker, *same)}.values():
+            other.quarantined = why
+            self._distrust(other.number, why)
+        if self._on_quarantine is not None:
+            try:
+                self._on_quarantine(worker.peer, why)
+            except Exception:
+                log.exception("dispatch_on_quarantine_failed peer=%s", worker.peer)
+
+    def _distrust(self, number: int, why: str) -> None:
+        for pending in list(self._active.values()):
+            self._advance(pending, lambda call, now: call.distrust(number, why, now))
+        self._checks.lost(number)
 
     # Calls in progress.
 
@@ -196,9 +301,24 @@ class ExpertClient:
             swarm=_RequestView(self, pending.request),
             next_attempt=self._next_attempt,
             policy=self._options.call,
+            kept=self._local.kept(site.index) if self._local is not None else 0,
         )
         self._active[id(pending)] = pending
         self._advance(pending, lambda call, now: call.start(now))
+        now = time.monotonic()
+        if now >= self._probe_due:
+            self._probe_due = now + PROBE_EVERY_S
+            self._probe(pending.request, now)
+
+    def _probe(self, request: Request, now: float) -> None:
+        """Send slow workers that nobody asks a copy of a small call: nobody waits for it, only its time is noted."""
+        if len(request.experts) > DECODE_PAIRS:
+            return
+        for worker in list(self._workers.values()):
+            held = worker.wants_probe(request, now, self._options.probe_s)
+            pairs = [pair for pair, expert in enumerate(request.experts.tolist()) if held >> expert & 1]
+            if pairs:
+                worker.ask(self._next_attempt(), request.share(pairs))
 
     def _advance(self, pending: PendingRows, event: Callable[[Call, float], list[Action]]) -> None:
         """Give a call an event and carry out what follows. Whatever fails here, the waiting thread is released."""
@@ -227,6 +347,8 @@ class ExpertClient:
                     return call.failed(attempt, "left the swarm", time.monotonic())
                 share = pending.request.share(pairs)
                 self._owners[attempt], pending.shares[attempt] = pending, share
+                pending.asked[attempt] = number
+                self._checks.asked(attempt, number, share)
                 worker.ask(attempt, share)
             case RunLocal(attempt, pairs):
                 if self._local is None:
@@ -235,12 +357,13 @@ class ExpertClient:
                 self._owners[attempt], pending.shares[attempt] = pending, share
                 self._local.run(share, lambda future: self._from_local(attempt, future))
             case Cancel(attempt, number):
+                self._checks.forget(attempt)
                 if (worker := self._workers.get(number)) is not None:
                     worker.cancel(attempt)
             case Late(_, number):
                 pending.stats.late += 1
                 if (worker := self._workers.get(number)) is not None:
-                    worker.health.fault("late", time.monotonic())
+                    worker.late(time.monotonic())
             case Finish(attempts):
                 pending.finish(attempts)
             case Fail(error):
@@ -252,9 +375,24 @@ class ExpertClient:
         with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
             self._loop.call_soon_threadsafe(self._on_local, attempt, future)
 
+    def _from_kept(self, pending: PendingRows, share: Share, future: Future[F32]) -> None:
+        """On the local engine's thread: a call that nobody else was needed for is done, or begins anew with others."""
+        if not future.cancelled() and future.exception() is None:
+            pending.finish_here(share, future.result())
+            self._submitted.discard(pending)
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed: PendingRows notices
+            self._loop.call_soon_threadsafe(self._start, pending)
+
     def _on_local(self, attempt: int, future: Future[F32]) -> None:
         pending = self._owners.get(attempt)
-        if pending is None or future.cancelled():
+        if pending is None:
+            if future.cancelled() or future.exception() is not None:
+                self._checks.dropped(attempt)
+            else:
+                self._checks.computed(attempt, future.result())
+            return
+        if future.cancelled():
             return
         error = future.exception()
         if error is not None:
@@ -268,6 +406,7 @@ class ExpertClient:
         self._active.pop(id(pending), None)
         for attempt in pending.shares:
             self._owners.pop(attempt, None)
+            self._checks.forget(attempt)
 
     def _drop_done(self) -> None:
         """Withdraw what belongs to calls that were cancelled from another thread."""
@@ -310,15 +449,10 @@ class ExpertClient:
 
     def late_after(self, number: int, n_pairs: int) -> float:
         """Return how long an attempt may take."""
-        options, worker = self._options, self._workers.get(number)
+        worker = self._workers.get(number)
         if worker is None:
-            return options.late_ceiling_s
-        return worker.latency.late_after(
-            n_pairs,
-            factor=options.late_factor,
-            floor_s=options.late_floor_s,
-            ceiling_s=options.late_ceiling_s,
-        )
+            return self._options.late_ceiling_s
+        return worker.latency.late_after(n_pairs, self._deadlines)
 
 
 class _RequestView:
@@ -337,24 +471,65 @@ class _RequestView:
         return self._client.late_after(worker, n_pairs)
 
 
-class _LocalEngine:
-    """The backbone's own engine in a thread of its own."""
+class _CheckHost:
+    """The client as its checks see it (checks.CheckHost)."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="local-experts")
-        self._held: dict[int, tuple[tuple[int, ...], int]] = {}
+    def __init__(self, client: ExpertClient) -> None:
+        self._client = client
 
-    def held(self, site: Site) -> int:
-        """Return the bitmap of the experts held at a site; worked out again only when they have changed."""
-        experts = self._engine.holdings.get(site.index, ())
-        known = self._held.get(site.index)
-        if known is None or known[0] is not experts:
-            known = self._held[site.index] = (experts, mask_of(experts))
-        return known[1]
+    def next_attempt(self) -> int:
+        return self._client._next_attempt()
 
-    def run(self, share: Share, done: Callable[[Future[F32]], None]) -> None:
-        self._thread.submit(share.compute, self._engine).add_done_callback(done)
+    def own_held(self, request: Request) -> int:
+        own = self._client.local_candidate(request.site)
+        return 0 if own is None else own.held
 
-    def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+    def candidates(self, request: Request) -> list[Candidate]:
+        return self._client.candidates(request)
+
+    def compute_again(self, attempt: int, by: int, share: Share, subject: int) -> bool:
+        client = self._client
+        pending, worker = client._owners.get(subject), client._workers.get(by)
+        if by == LOCAL and client._local is not None:
+            client._local.run(share, lambda future: client._from_local(attempt, future))
+        elif worker is not None:
+            worker.ask(attempt, share)
+        else:
+            return False
+        if pending is not None:
+            pending.stats.checked_rows += len(share.pairs)
+            checked = client._workers.get(pending.asked.get(subject, LOCAL))
+            if checked is not None:
+                checked.checked_rows += len(share.pairs)
+        return True
+
+    def withdraw(self, attempt: int, by: int) -> None:
+        if (worker := self._client._workers.get(by)) is not None:
+            worker.cancel(attempt)
+
+    def patience(self, by: int, n_pairs: int) -> float:
+        return self._client._options.check.patience_s if by == LOCAL else self._client.late_after(by, n_pairs)
+
+    def release(self, attempt: int) -> None:
+        if (pending := self._client._owners.get(attempt)) is not None:
+            self._client._advance(pending, lambda call, now: call.answered(attempt, now))
+
+    def hold(self, attempt: int, seconds: float) -> None:
+        if (pending := self._client._owners.get(attempt)) is not None:
+            self._client._advance(pending, lambda call, now: call.checking(attempt, now, now + seconds))
+
+    def reject(self, attempt: int, why: str) -> None:
+        if (pending := self._client._owners.get(attempt)) is not None:
+            pending.stats.mismatches += 1
+            self._client._advance(pending, lambda call, now: call.failed(attempt, why, now))
+
+    def convict(self, worker: int, why: str, subject: int) -> None:
+        pending, guilty = self._client._owners.get(subject), self._client._workers.get(worker)
+        if pending is not None:
+            pending.stats.mismatches += 1
+        if guilty is not None:
+            self._client.quarantine(guilty, why)
+
+    def name(self, worker: int) -> str:
+        known = self._client._workers.get(worker)
+        return f"worker {worker}" if known is None else known.label

@@ -8,12 +8,35 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 
 WINDOW = 64  # answers remembered per size class: a few seconds of decoding
 MIN_SAMPLES = 8  # below this a percentile says nothing
 CLASS_SLACK = 1.25  # how far outside its class an estimate must be before the class follows: no flapping
 DECODE_PAIRS = 64  # calls up to this size show the round trip, larger ones the compute
-SMOOTHING = 0.125  # RFC 6298's weight for a new round-trip sample
+RECENT = 15  # decode answers whose median is the estimate: a few late ones are the scheduler's, not the worker's
+SMOOTHING = 0.25  # weight of a new sample of what a pair of a large call costs: there are few of them
+FAR_FACTOR = 1.6  # a lost packet at the end of an answer costs about half a round trip more than the round trip
+LEAST_FACTOR = 1.25  # no deadline is nearer to the p95 than this, whatever the ceiling: half of the calls would miss it
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """When an answer counts as late. Seconds, except `factor`.
+
+    `factor` × the worker's p95, but at least `floor_s` (a busy machine's scheduler) and at most FAR_FACTOR × the p95 +
+    `slack_s`: a far worker's silence must not cost more than two round trips and half a second. While nothing is known
+    of the worker: `unknown_s` for calls of decode size. Never more than `ceiling_s`, unless its p95 says so.
+
+    Over emulated links of 20 to 300 ms with jitter and up to 2 % loss, a factor of 2.5 hedged 0 to 0.8 % of the answers
+    of a healthy worker in vain, 2 hedged 0 to 2.3 %, 1.5 hedged 0 to 3.5 %.
+    """
+
+    factor: float = 2.5
+    floor_s: float = 0.1
+    slack_s: float = 0.25
+    unknown_s: float = 1.5
+    ceiling_s: float = 5.0
 
 
 class Latency:
@@ -22,8 +45,10 @@ class Latency:
     def __init__(self, near_s: float) -> None:
         self._near_s = near_s
         self._windows: dict[int, _Window] = {}
-        self._smoothed: float | None = None
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._median: float | None = None
         self._class = 0
+        self.pair_s = 0.0  # what a pair of a large call has taken, 0 before there was one
 
     def add(self, n_pairs: int, seconds: float) -> None:
         """Note one answer."""
@@ -33,23 +58,49 @@ class Latency:
             window = self._windows[size] = _Window()
         window.add(seconds)
         if n_pairs <= DECODE_PAIRS:
-            self._follow(seconds)
+            self._recent.append(seconds)
+            self._follow()
+        else:
+            pair_s = seconds / n_pairs
+            self.pair_s += (pair_s - self.pair_s) * (SMOOTHING if self.pair_s else 1.0)
 
     @property
     def latency_class(self) -> int | None:
         """0 below `near_s`, one more for each doubling; changes only for a clear reason. None without answers."""
-        return None if self._smoothed is None else self._class
+        return None if self._median is None else self._class
 
     def class_of(self, seconds: float) -> int:
         """Return the class of a latency."""
         return max(0, math.ceil(math.log2(max(seconds, 1e-9) / self._near_s)))
 
-    def late_after(self, n_pairs: int, *, factor: float, floor_s: float, ceiling_s: float) -> float:
+    def thin(self, distance_s: float) -> bool:
+        """Whether a decode call takes so long for another reason than a round trip of `distance_s`."""
+        return self._class > 0 and self._median is not None and self._median > 2 * distance_s + self._near_s
+
+    def late_after(self, n_pairs: int, deadlines: Deadlines) -> float:
         """Return how long an answer of this size may take before another replica is asked too."""
-        window = self._windows.get(n_pairs.bit_length())
-        if window is None or len(window.samples) < MIN_SAMPLES:
-            return ceiling_s
-        return min(max(window.p95() * factor, floor_s), ceiling_s)
+        known = self._expected_p95(n_pairs)
+        if known is None:
+            return min(deadlines.unknown_s, deadlines.ceiling_s) if n_pairs <= DECODE_PAIRS else deadlines.ceiling_s
+        p95, measured = known
+        late = min(max(p95 * deadlines.factor, deadlines.floor_s), p95 * FAR_FACTOR + deadlines.slack_s)
+        least = p95 * LEAST_FACTOR
+        return max(min(late, deadlines.ceiling_s), least if measured else min(least, deadlines.ceiling_s))
+
+    def _expected_p95(self, n_pairs: int) -> tuple[float, bool] | None:
+        """The p95 of this size, and whether it is more than a guess: where it is unknown, it comes from the nearest
+        smaller size known, as if time grew with it.
+        """
+        for size in range(n_pairs.bit_length(), 0, -1):
+            window = self._windows.get(size)
+            if window is not None and len(window.samples) >= MIN_SAMPLES:
+                grown = n_pairs.bit_length() - max(size, DECODE_PAIRS.bit_length())
+                return window.p95() * 2.0 ** max(0, grown), grown <= 0 or size == n_pairs.bit_length()
+        for size in range(n_pairs.bit_length() + 1, DECODE_PAIRS.bit_length() + 1):
+            window = self._windows.get(size)
+            if window is not None and len(window.samples) >= MIN_SAMPLES:
+                return window.p95(), True
+        return None
 
     def percentile(self, percent: int) -> float | None:
         """Return a percentile over the recent calls of decode size, None before there are any."""
@@ -57,14 +108,14 @@ class Latency:
         samples = sorted(s for window in small for s in window.samples.copy())
         return _percentile(samples, percent) if samples else None
 
-    def _follow(self, seconds: float) -> None:
-        if self._smoothed is None:
-            self._smoothed, self._class = seconds, self.class_of(seconds)
-            return
-        self._smoothed += SMOOTHING * (seconds - self._smoothed)
+    def _follow(self) -> None:
+        median = sorted(self._recent)[len(self._recent) // 2]
+        if self._median is None:
+            self._class = self.class_of(median)
+        self._median = median
         low, high = self._near_s * 2.0 ** (self._class - 1), self._near_s * 2.0**self._class
-        if self._smoothed > high * CLASS_SLACK or (self._class and self._smoothed < low / CLASS_SLACK):
-            self._class = self.class_of(self._smoothed)
+        if median > high * CLASS_SLACK or (self._class and median < low / CLASS_SLACK):
+            self._class = self.class_of(median)
 
 
 class Health:

@@ -10,6 +10,8 @@ from typing import Literal
 
 from swarmnode.dispatch.call import CallPolicy
 from swarmnode.dispatch.codec import WireName, WireType
+from swarmnode.dispatch.health import Deadlines
+from swarmnode.dispatch.spot_check import CheckPolicy
 from swarmnode.errors import UsageError
 
 
@@ -19,26 +21,34 @@ class DispatchOptions:
 
     mode: "exact" brings back the raw row of every pair and adds them up in the local run's order; "partial" lets each
       worker add up its own: fewer bytes, and the same value up to float rounding.
-    late_*: an answer later than `late_factor` × the worker's own p95, at least the floor (a busy machine's scheduler),
-      at most the ceiling (also while nothing is known of it), is asked of another replica too.
+    late_*: an answer later than its deadline is asked of another replica too: late_factor × the worker's own p95, at
+      least the floor (a busy machine's scheduler), at most 1.6 × the p95 + the slack; late_unknown_s while nothing is
+      known of the worker. Never more than the ceiling, which also holds for large calls of unknown cost.
     near_s: workers that answer faster than this are equally near; from there on each doubling is a class of its own.
+    probe_s: a worker that was asked nothing for so long gets a copy of a small call, for which nobody waits: a slow
+      worker that has become fast is found so.
     faults_allowed: faults in a row before a worker is suspended, for suspension_s, then twice that, up to the maximum.
+    check: how many answers are computed once more to be compared.
     hello_timeout_s: for a worker to answer HELLO. stall_s: a worker that reads nothing for so long is given up.
     """
 
     mode: Literal["exact", "partial"] = "exact"
     wire_out: WireName = "f32"
     wire_back: WireName = "f32"
-    late_factor: float = 3.0
+    late_factor: float = 2.5
     late_floor_s: float = 0.1
+    late_slack_s: float = 0.25
+    late_unknown_s: float = 1.5
     late_ceiling_s: float = 5.0
-    near_s: float = 0.008
+    near_s: float = 0.002
+    probe_s: float = 10.0
     faults_allowed: int = 3
     suspension_s: float = 1.0
     max_suspension_s: float = 60.0
     hello_timeout_s: float = 10.0
     stall_s: float = 30.0
     call: CallPolicy = field(default_factory=CallPolicy)
+    check: CheckPolicy = field(default_factory=CheckPolicy)
 
     def __post_init__(self) -> None:
         if self.mode not in ("exact", "partial"):
@@ -49,6 +59,13 @@ class DispatchOptions:
                 raise UsageError(f"wire type {name!r} is unknown; use {known}")
         if not 0 < self.late_floor_s <= self.late_ceiling_s:
             raise UsageError(f"late_floor_s {self.late_floor_s:g} must be in 0…late_ceiling_s {self.late_ceiling_s:g}")
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """When an answer counts as late."""
+        return Deadlines(
+            self.late_factor, self.late_floor_s, self.late_slack_s, self.late_unknown_s, self.late_ceiling_s
+        )
 
 
 @dataclass(frozen=True, slots=True)

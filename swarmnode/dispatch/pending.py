@@ -17,16 +17,20 @@ from swarmnode.dispatch.request import Request, Share, combine
 from swarmnode.dispatch.views import SiteStats
 
 ALIVE_CHECK_S = 1.0  # how often a waiting thread looks whether the loop that should wake it still runs
+_COUNTING = threading.Lock()  # a site's counters are added to by the loop's thread and by the local engine's
 
 
 class PendingRows:
-    """See the module. `call` and `shares` (attempt -> what was asked) belong to the loop thread."""
+    """See the module. `call`, `shares` (attempt -> what was asked) and `asked` (attempt -> worker) belong to the loop
+    thread.
+    """
 
     def __init__(self, request: Request, stats: SiteStats, check_alive: Callable[[PendingRows], None]) -> None:
         self.request = request
         self.stats = stats
         self.call: Call | None = None
         self.shares: dict[int, Share] = {}
+        self.asked: dict[int, int] = {}
         self._check_alive = check_alive
         self._answers: dict[int, tuple[F32, Answer | None]] = {}
         self._parts: list[tuple[Share, F32]] = []
@@ -67,6 +71,13 @@ class PendingRows:
             self._parts = parts
             self._end()
 
+    def finish_here(self, share: Share, rows: F32) -> None:
+        """Wake the waiting thread: these rows, of all pairs, are the result. The local engine's thread."""
+        self._count([(share, None)])
+        if not self._done:
+            self._parts = [(share, rows)]
+            self._end()
+
     def fail(self, error: Exception) -> None:
         """Wake the waiting thread with an error. The first end counts. Any thread."""
         if not self._done:
@@ -79,6 +90,10 @@ class PendingRows:
             self._lock.release()
 
     def _count(self, parts: list[tuple[Share, Answer | None]]) -> None:
+        with _COUNTING:
+            self._add_up(parts)
+
+    def _add_up(self, parts: list[tuple[Share, Answer | None]]) -> None:
         stats = self.stats
         stats.tokens += self.request.n_tokens
         answers = [answer for _, answer in parts if answer is not None]

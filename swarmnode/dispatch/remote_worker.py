@@ -9,6 +9,7 @@ Attempts beyond the worker's allowance wait here, not encoded yet, so a long pro
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,9 +43,11 @@ from swarmnode.dispatch.request import Request, Share
 from swarmnode.dispatch.views import WorkerView
 from swarmnode.errors import BadAnswer, BadFrame, CallRefused
 from transport.connection import Connection
+from transport.stream import Stream
 
 MAX_BYTES = MAX_BULK // 2  # of x, and of an answer's rows: their frames then fit the decoders
 MAX_CALLS = 64
+THIN_AGE = 8  # answers between two looks at whether a worker is slow for another reason than its distance
 
 
 class WorkerEvents(Protocol):
@@ -58,6 +61,9 @@ class WorkerEvents(Protocol):
 
     def on_failure(self, attempt: int, why: str, *, overloaded: bool) -> None:
         """Hear that this attempt will have no answer."""
+
+    def on_bad_answer(self, worker: RemoteWorker, why: str) -> None:
+        """Hear that an answer was no answer at all; what it was to is heard of too, unless it was cancelled."""
 
     def on_lost(self, worker: RemoteWorker, why: str) -> None:
         """Hear that the worker is gone, with everything it was asked. Once, and the last event."""
@@ -89,6 +95,9 @@ class RemoteWorker:
         self.limits = Limits(offered.max_pairs, min(offered.max_bytes, MAX_BYTES), min(offered.max_calls, MAX_CALLS))
         self.held: Mapping[int, int] = unpack_holdings(welcome.holdings, sites)
         self.leaving = False
+        self.quarantined = ""  # why it is never asked again
+        self.bad_answers = 0
+        self.checked_rows = 0  # computed once more by others
         self.latency = Latency(options.near_s)
         self.health = Health(
             allowed=options.faults_allowed,
@@ -96,7 +105,7 @@ class RemoteWorker:
             max_suspension_s=options.max_suspension_s,
         )
         self._link = link
-        self._label = f"{self.name} ({link.connection.peer.short})"
+        self.label = f"{self.name} ({link.connection.peer.short})"
         self._sites = sites
         self._wire_out, self._wire_back = WireType.of(options.wire_out), WireType.of(options.wire_back)
         self._events: WorkerEvents | None = None
@@ -106,6 +115,9 @@ class RemoteWorker:
         self._pairs_in_flight = 0
         self._calls = 0
         self._rows = 0
+        self._silent = False  # let a deadline pass, and has said nothing since
+        self._asked_at = -math.inf
+        self._thin, self._thin_age = False, 0
 
     def begin(self, events: WorkerEvents) -> None:
         """Deliver to `events` from now on, also what has arrived since WELCOME."""
@@ -116,21 +128,39 @@ class RemoteWorker:
         """Return this worker as replica choice sees it for one request; None when it takes no calls of it."""
         held = 0 if self.leaving else self.held.get(request.site.index, 0)
         max_pairs = min(self.limits.max_pairs, request.pairs_in(self.limits.max_bytes))
-        if not held or max_pairs < MIN_CHUNK or not self.limits.max_calls:
+        if not held or self.quarantined or max_pairs < MIN_CHUNK or not self.limits.max_calls:
             return None
         return Candidate(
             self.number,
-            self._label,
+            self.label,
             held,
             load=self._pairs_in_flight,
             latency_class=self._latency_class(),
             suspended=self._suspended(now),
             max_pairs=max_pairs,
+            thin=self._thin,
+            pair_s=self.latency.pair_s,
         )
+
+    def late(self, now: float) -> None:
+        """Note that a deadline passed. Until it says anything, this worker may be gone: others are asked first."""
+        self._silent = True
+        self.health.fault("late", now)
+
+    def wants_probe(self, request: Request, now: float, idle_s: float) -> int:
+        """Return the experts of a request's site that this worker should show its speed with; 0 for no probe.
+
+        That is one which nobody has asked for `idle_s`, and which is known to be slow.
+        """
+        if now - self._asked_at < idle_s or self._asked or self._waiting or self.leaving or self.quarantined:
+            return 0
+        if not self.latency.latency_class or self._suspended(now):
+            return 0
+        return self.held.get(request.site.index, 0)
 
     def _suspended(self, now: float) -> bool:
         # A worker that does not even refuse what was cancelled is stuck; its allowance must not fill up with that.
-        return self.health.suspended(now) or self._cancelled * 2 >= self.limits.max_calls
+        return self._silent or self.health.suspended(now) or self._cancelled * 2 >= self.limits.max_calls
 
     def _latency_class(self) -> int:
         known = self.latency.latency_class
@@ -143,6 +173,7 @@ class RemoteWorker:
         """Send a share as a CALL, as soon as the worker's allowance permits."""
         self._pairs_in_flight += len(share.pairs)
         self._waiting[attempt] = share
+        self._asked_at = time.monotonic()
         self._pump()
 
     def cancel(self, attempt: int) -> None:
@@ -181,13 +212,15 @@ class RemoteWorker:
             rows=self._rows,
             failures=self.health.failures,
             last_fault=self.health.last_fault,
-            suspect=self._suspended(now),
+            suspect=bool(self.quarantined) or self._suspended(now),
             leaving=self.leaving,
             in_flight=len(self._asked),
             bytes_out=self._link.bytes_out,
             bytes_in=self._link.bytes_in,
             p50_s=self.latency.percentile(50),
             p95_s=self.latency.percentile(95),
+            checked_rows=self.checked_rows,
+            quarantined=self.quarantined,
         )
 
     def _pump(self) -> None:
@@ -200,6 +233,7 @@ class RemoteWorker:
             self._events.on_sent(attempt, share, len(frame))
 
     def _on_frame(self, frame: Frame) -> None:
+        self._silent = False
         match frame:
             case Answer():
                 self._on_answer(frame)
@@ -232,11 +266,18 @@ class RemoteWorker:
             rows = asked.share.read(answer)
         except BadAnswer as error:
             self.health.fault(str(error), now)
+            self.bad_answers += 1
             if not asked.cancelled:
                 self._events.on_failure(answer.id, str(error), overloaded=False)
+            if self._events is not None:
+                self._events.on_bad_answer(self, str(error))
             return
         self.health.success()
         self.latency.add(len(asked.share.pairs), now - asked.sent_at)
+        self._thin_age -= 1
+        if self._thin_age < 0:
+            self._thin_age = THIN_AGE
+            self._thin = self.latency.thin(self._link.connection.stats().min_rtt_s or 0.0)
         self._calls += 1
         self._rows += len(asked.share.pairs)
         if not asked.cancelled:
@@ -282,16 +323,20 @@ async def attach_worker(
     ours: Key,
     sites: Mapping[int, Site],
     options: DispatchOptions,
+    greeted: Stream | None = None,
 ) -> RemoteWorker:
     """Open the dispatch stream and exchange HELLO. Closes the connection and raises when they do not fit.
+
+    `greeted`: the stream on which HELLO has gone out already.
 
     Raises HelloMismatch, BadFrame, CallRefused (it closed the stream, or said nothing in time), TransportError.
     """
     link: FrameLink | None = None
     try:
         async with asyncio.timeout(options.hello_timeout_s):
-            link = FrameLink(connection, await connection.open_stream(), TO_CLIENT, stall_s=options.stall_s)
-            link.send(Hello(ours).encode())
+            link = FrameLink(connection, greeted or await connection.open_stream(), TO_CLIENT, stall_s=options.stall_s)
+            if greeted is None:
+                link.send(Hello(ours).encode())
             first = await link.first_frame()
         if first is None:
             raise CallRefused(f"worker {connection.peer.short} ended the stream: {link.ended.result()}")

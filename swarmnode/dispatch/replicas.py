@@ -4,15 +4,18 @@ Pure. `call.py` asks it when a call begins, and again for the experts of a worke
 
 The order of what counts, for one layer's call:
 
+0. What this node keeps for itself (its hot experts) it computes during the trip, or instead of one.
 1. Round trips. All workers are asked at once, so the call takes as long as its slowest one: workers of a slower
-   latency class are asked only when the faster ones do not hold everything that is needed.
+   latency class are asked only when the faster ones do not hold everything that is needed. One that is slow because it
+   is far may then take all it holds, as the trip is waited for anyway; one that is slow because it computes or sends
+   slowly (`thin`) gets only what nobody else holds, as each further row costs time there.
 2. Few workers. Each distinct worker sends back a row per token, so fewest workers mean fewest bytes: greedy set
    cover, which is within ln(k) of the minimum and takes microseconds.
 3. Load, where two workers would cover the same number of experts.
 4. The worker's name, so that the same experts keep going to the same worker.
 
-A call with many pairs is bound by compute instead: its experts are spread over all workers of the class that
-hold them.
+A call with many pairs is bound by compute instead: its experts are spread over all workers of the class that hold them,
+each to the one that would be done with it first, by what a pair has cost there so far.
 """
 
 from __future__ import annotations
@@ -27,7 +30,11 @@ LOCAL = -1  # the worker number of this node's own engine
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One worker as seen at the moment of choosing. `held` is a bitmap of the experts it holds at this site."""
+    """One worker as seen at the moment of choosing. `held` is a bitmap of the experts it holds at this site.
+
+    `load` counts the pairs it is busy with, `pair_s` is what a pair of a large call has taken there (seconds, 0
+    unknown). `thin`: it is slow for another reason than its distance.
+    """
 
     worker: int
     name: str
@@ -36,6 +43,8 @@ class Candidate:
     latency_class: int = 0
     suspended: bool = False
     max_pairs: int = 1 << 30
+    thin: bool = False
+    pair_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +61,34 @@ def plan(
     *,
     local: Candidate | None = None,
     local_first: bool = False,
+    kept: int = 0,
     pairs_per_expert: Sequence[int] | None = None,
 ) -> Plan:
     """Share the experts of the bitmap `need` out.
 
-    `local` is this node's own engine: asked before all others if `local_first`, else only for what no healthy
-    worker holds. Suspended workers are the last resort. `pairs_per_expert` asks for spreading by load.
+    `local` is this node's own engine: asked before all others for what is `kept` here, and for everything if
+    `local_first`; for the rest only where no healthy worker holds it. Suspended workers are the last resort.
+    `pairs_per_expert` asks for spreading by load.
     """
-    healthy = [c for c in candidates if not c.suspended]
-    suspended = [c for c in candidates if c.suspended]
-    own = [local] if local is not None else []
+    here = 0
+    if local is not None:
+        here = need & local.held & (local.held if local_first else kept)
+        need &= ~here
     shares: list[tuple[Candidate, int]] = []
-    for tier in (own, healthy, suspended) if local_first else (healthy, own, suspended):
-        if need and tier:
-            part, need = _share(need, tier, pairs_per_expert)
-            shares += part
+    if need:
+        healthy = [c for c in candidates if not c.suspended]
+        part, need = _share(need, healthy, pairs_per_expert)
+        shares += part
+    if need and local is not None:
+        here |= need & local.held
+        need &= ~local.held
+    if need:
+        suspended = [c for c in candidates if c.suspended]
+        part, need = _share(need, suspended, pairs_per_expert)
+        shares += part
+    if here and local is not None:
+        shares.append((local, here))
+    shares.sort(key=lambda share: share[1] & -share[1])  # partial sums are added in this order: the same bits each time
     return Plan(tuple(shares), need)
 
 
@@ -74,8 +96,10 @@ def _share(
     need: int, tier: list[Candidate], pairs_per_expert: Sequence[int] | None
 ) -> tuple[list[tuple[Candidate, int]], int]:
     """Share out what this tier holds of `need`; return the shares and what is left."""
+    if not tier:
+        return [], need
     by_name = sorted(tier, key=lambda c: (c.name, c.worker)) if len(tier) > 1 else tier
-    slowest = max(c.latency_class for c in tier)
+    available, reach = by_name, 0
     for latency_class in sorted({c.latency_class for c in tier}):
         # Once a slow answer must be waited for anyway, its worker may take all it holds: that saves the rows
         # of a faster one.
@@ -83,11 +107,29 @@ def _share(
         reach = 0
         for candidate in available:
             reach |= candidate.held
-        if latency_class == slowest or not need & ~reach:
+        if not need & ~reach:
             break
-    if pairs_per_expert is None:
-        return _cover(need & reach, available), need & ~reach
-    return _spread(need & reach, available, pairs_per_expert), need & ~reach
+    if pairs_per_expert is not None:
+        return _spread(need & reach, available, pairs_per_expert), need & ~reach
+    shares: list[tuple[Candidate, int]] = []
+    left = need & reach
+    for stage in _stages(available):
+        held = 0
+        for candidate in stage:
+            held |= candidate.held
+        if left & held:
+            shares += _cover(left & held, stage)
+            left &= ~held
+    return shares, need & ~reach
+
+
+def _stages(available: list[Candidate]) -> list[list[Candidate]]:
+    """Those who may take all they hold, then the thin ones, the faster classes first."""
+    if not any(c.thin for c in available):
+        return [available]
+    classes = sorted({c.latency_class for c in available if c.thin})
+    thin = [[c for c in available if c.thin and c.latency_class == number] for number in classes]
+    return [[c for c in available if not c.thin], *thin]
 
 
 def _cover(need: int, candidates: list[Candidate]) -> list[tuple[Candidate, int]]:
@@ -104,12 +146,15 @@ def _cover(need: int, candidates: list[Candidate]) -> list[tuple[Candidate, int]
 
 
 def _spread(need: int, candidates: list[Candidate], pairs_per_expert: Sequence[int]) -> list[tuple[Candidate, int]]:
-    """Give each expert, those with most pairs first, to the holder with the fewest pairs so far."""
-    taken = [c.load for c in candidates]
+    """Give each expert, those with most pairs first, to the holder that would be done with it first."""
+    known = [c.pair_s for c in candidates if c.pair_s]
+    usual = sum(known) / len(known) if known else 1.0
+    cost = [c.pair_s or usual for c in candidates]
+    until = [c.load * pair_s for c, pair_s in zip(candidates, cost, strict=True)]
     masks = [0] * len(candidates)
     for expert in sorted(experts_of(need), key=lambda e: (-pairs_per_expert[e], e)):
         holders = [i for i, c in enumerate(candidates) if c.held >> expert & 1]
-        best = min(holders, key=lambda i: (taken[i], i))
-        taken[best] += pairs_per_expert[expert]
+        best = min(holders, key=lambda i: (until[i] + pairs_per_expert[expert] * cost[i], i))
+        until[best] += pairs_per_expert[expert] * cost[best]
         masks[best] |= 1 << expert
     return [(c, mask) for c, mask in zip(candidates, masks, strict=True) if mask]

@@ -16,6 +16,8 @@ class WorkerView:
 
     `holdings` is site -> experts, `experts` their number, `rows` the pairs it computed for us. `failures`
     counts its own faults (late, lost, refused, bad); `suspect` says that it is suspended at this moment.
+    `checked_rows` are those of its rows that were computed once more; `quarantined` says why it is never asked again,
+    "" otherwise.
     """
 
     peer: str
@@ -35,6 +37,8 @@ class WorkerView:
     bytes_in: int
     p50_s: float | None
     p95_s: float | None
+    checked_rows: int = 0
+    quarantined: str = ""
 
 
 @dataclass(slots=True)
@@ -45,7 +49,8 @@ class SiteStats:
     CALL frames behind them. `round_trip_s` runs from submit to the last answer needed, `wait_s` is how much
     of it the decode thread stood still. `busy_s` and `queued_s` add up all workers' own figures;
     `longest_busy_s` takes only the busiest answer of each call, which is what a round trip cannot be shorter
-    than. `late` counts answers that missed their deadline.
+    than. `late` counts answers that missed their deadline. `checked_rows` are the pairs computed once more, here or by
+    another worker, to be compared; `mismatches` are the answers that were found wrong so.
     """
 
     calls: int = 0
@@ -63,11 +68,18 @@ class SiteStats:
     longest_busy_s: float = 0.0
     late: int = 0
     failed_calls: int = 0
+    checked_rows: int = 0
+    mismatches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """What a worker has done since its start. `refused` is by the name of the code. Seconds, bytes of whole frames."""
+    """What a worker has done since its start. `refused` is by the name of the code. Seconds, bytes of whole frames.
+
+    `load` is the number of (token, expert) rows admitted and not answered yet. `row_s` is site -> seconds of the engine
+    per row in recent calls of decode size, for sites that were called and those of the same shape; `rows_per_s` is what
+    that makes over all of them, 0 before the first call. `changes` counts sites whose experts were replaced.
+    """
 
     clients: int
     waiting: int
@@ -81,3 +93,8 @@ class WorkerStats:
     bytes_in: int
     bytes_out: int
     last_fault: str
+    load: int
+    rows_per_s: float
+    row_s: Mapping[int, float]
+    changes: int
+    leaving: bool

@@ -8,6 +8,7 @@ import threading
 import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -68,11 +69,17 @@ class Swarm:
     """See the module; made by `swarm()`."""
 
     def __init__(
-        self, endpoint: Endpoint, options: DispatchOptions, local: Engine | None, seed: int, sites: Sequence[Site]
+        self,
+        endpoint: Endpoint,
+        options: DispatchOptions,
+        local: Engine | None,
+        seed: int,
+        sites: Sequence[Site],
+        more: Mapping[str, Any],
     ) -> None:
         self.endpoint = endpoint
         self.sites = sites
-        self.client = ExpertClient(sites, model=MODEL, options=options, local=local, node="backbone")
+        self.client = ExpertClient(sites, model=MODEL, options=options, local=local, node="backbone", **more)
         self.members: list[Member] = []
         self.extras: list[Endpoint] = []  # endpoints of a test's own
         self._seed = 100 * (1 + seed)
@@ -161,10 +168,11 @@ async def swarm(
     *,
     seed: int = 0,
     sites: Sequence[Site] = SITES,
+    **more: Any,
 ) -> AsyncIterator[Swarm]:
-    """A client without workers; everything is closed at the end, and within bounds."""
+    """A client without workers, made with `more`; everything is closed at the end, and within bounds."""
     endpoint = await Endpoint.bind(Identity.generate(seed.to_bytes(32, "big")), listen=LOOPBACK)
-    made = Swarm(endpoint, options or DispatchOptions(), local, seed, sites)
+    made = Swarm(endpoint, options or DispatchOptions(), local, seed, sites, more)
     try:
         yield made
     finally:

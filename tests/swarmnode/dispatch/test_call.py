@@ -38,12 +38,17 @@ class Driver:
     """Carries actions out on paper and checks that they make sense."""
 
     def __init__(
-        self, swarm: FakeSwarm, experts: Sequence[int], n_expert: int = 16, policy: CallPolicy = POLICY
+        self,
+        swarm: FakeSwarm,
+        experts: Sequence[int],
+        n_expert: int = 16,
+        policy: CallPolicy = POLICY,
+        kept: int = 0,
     ) -> None:
         self.swarm = swarm
         self.experts = list(experts)
         count = itertools.count(1)
-        self.call = Call(7, self.experts, n_expert, swarm, lambda: next(count), policy)
+        self.call = Call(7, self.experts, n_expert, swarm, lambda: next(count), policy, kept)
         self.asked: dict[int, tuple[int, list[int]]] = {}  # attempt -> worker, pairs
         self.open: set[int] = set()
         self.late: list[int] = []
@@ -261,7 +266,7 @@ def test_cancel_withdraws_everything() -> None:
 worlds = st.dictionaries(st.integers(0, 5), st.sets(st.integers(0, 7)), max_size=6)
 events = st.lists(
     st.tuples(
-        st.sampled_from(["answer", "fail", "overloaded", "lost", "tick", "stray", "join"]),
+        st.sampled_from(["answer", "check", "fail", "overloaded", "lost", "distrust", "tick", "stray", "join"]),
         st.integers(0, 1 << 16),
         st.floats(0, 2),
     ),
@@ -285,6 +290,7 @@ def test_an_overloaded_worker_that_lost_the_experts_meanwhile_is_not_asked_again
     st.one_of(st.none(), st.sets(st.integers(0, 7))),
     st.lists(st.integers(0, 7), max_size=60),
     st.sampled_from([16, 20, 1 << 20]),
+    st.integers(0, 255),
     events,
 )
 def test_every_call_ends_and_counts_each_pair_once(
@@ -292,11 +298,14 @@ def test_every_call_ends_and_counts_each_pair_once(
     local: set[int] | None,
     experts: list[int],
     max_pairs: int,
+    kept: int,
     history: list[tuple[str, int, float]],
 ) -> None:
     swarm = FakeSwarm({n: sorted(e) for n, e in held.items()}, None if local is None else sorted(local))
     swarm.workers = {n: Candidate(n, f"w{n}", c.held, max_pairs=max_pairs) for n, c in swarm.workers.items()}
-    driver = Driver(swarm, experts, 8)
+    driver = Driver(swarm, experts, 8, kept=kept)
+    checked: set[int] = set()
+    distrusted: set[int] = set()
     now = 0.0
     for kind, choice, pause in history:
         now += pause
@@ -309,15 +318,25 @@ def test_every_call_ends_and_counts_each_pair_once(
         elif kind == "stray":
             driver.take(driver.call.answered(choice + 1000, now), now)
         elif kind == "join":
-            swarm.workers[100 + choice % 3] = Candidate(100 + choice % 3, "new", choice & 0xFF)
+            if (number := 100 + choice % 3) not in distrusted:
+                swarm.workers[number] = Candidate(number, "new", choice & 0xFF)
         elif kind == "lost" and swarm.workers:
             gone = sorted(swarm.workers)[choice % len(swarm.workers)]
             del swarm.workers[gone]
             driver.open = {a for a in driver.open if driver.asked[a][0] != gone}
             driver.take(driver.call.worker_lost(gone, "lost", now), now)
+        elif kind == "distrust" and swarm.workers:
+            guilty = sorted(swarm.workers)[choice % len(swarm.workers)]
+            del swarm.workers[guilty]
+            distrusted.add(guilty)
+            driver.take(driver.call.distrust(guilty, "wrong", now), now)
+            driver.open = {a for a in driver.open if driver.asked[a][0] != guilty}
         elif attempt is not None:
             driver.open.discard(attempt)
-            if kind == "answer":
+            if kind == "check" and driver.asked[attempt][0] != LOCAL:
+                checked.add(attempt)
+                driver.take(driver.call.checking(attempt, now, now + choice % 4), now)
+            elif kind == "answer":
                 driver.take(driver.call.answered(attempt, now), now)
             elif driver.asked[attempt][0] == LOCAL:
                 driver.take(driver.call.failed(attempt, "broken", now), now)
@@ -335,6 +354,7 @@ def test_every_call_ends_and_counts_each_pair_once(
     assert (driver.finished is None) != (driver.error is None)
     if driver.finished is not None:
         assert driver.counted() == list(range(len(experts)))
+        assert not distrusted & {driver.asked[attempt][0] for attempt in driver.finished}
     assert not driver.open or driver.asked[min(driver.open)][0] == LOCAL  # what runs here cannot be withdrawn
     assert driver.call.next_due() == float("inf")
 
@@ -351,3 +371,87 @@ def test_a_rescue_that_cannot_cover_everything_is_not_begun(late: bool) -> None:
         driver.fail(0, "gone")
         assert isinstance(driver.error, CallFailed)
         assert "experts 1, 2" in str(driver.error)
+
+
+def test_what_is_kept_here_is_computed_here_while_the_rest_travels() -> None:
+    swarm = FakeSwarm({0: range(4)}, local=range(4))
+    driver = Driver(swarm, [0, 1, 2, 3], kept=0b0110)
+    assert dict(driver.asked.values()) == {LOCAL: [1, 2], 0: [0, 3]}
+    driver.answer(LOCAL)
+    driver.answer(0)
+    assert driver.counted() == [0, 1, 2, 3]
+    driver = Driver(swarm, [1, 2], kept=0b0110)
+    assert [worker for worker, _ in driver.asked.values()] == [LOCAL]
+    driver.fail(LOCAL, "disk gone")  # and then the swarm is asked after all
+    driver.answer(0)
+    assert driver.counted() == [0, 1]
+
+
+def test_an_answer_under_check_counts_when_it_is_found_right() -> None:
+    driver = Driver(FakeSwarm({0: [1], 1: [1]}), [1])
+    driver.take(driver.call.checking(1, 0.5, 2.0), 0.5)
+    driver.tick(1.5)  # its deadline as an answer is long over
+    assert not driver.late
+    assert driver.finished is None
+    driver.take(driver.call.answered(1, 1.6), 1.6)
+    assert driver.finished == (1,)
+
+
+def test_an_answer_whose_check_does_not_come_counts_unchecked() -> None:
+    driver = Driver(FakeSwarm({0: [1]}), [1])
+    driver.take(driver.call.checking(1, 0.5, 2.0), 0.5)
+    assert driver.call.next_due() == 2.0
+    driver.tick(2.0)
+    assert driver.finished == (1,)
+
+
+def test_an_answer_under_check_survives_its_worker_but_not_a_conviction() -> None:
+    swarm = FakeSwarm({0: [1], 1: [1]})
+    driver = Driver(swarm, [1])
+    driver.take(driver.call.checking(1, 0.5, 2.0), 0.5)
+    driver.take(driver.call.worker_lost(0, "gone", 0.6), 0.6)
+    assert driver.open == {1}
+    del swarm.workers[0]
+    driver.take(driver.call.distrust(0, "answers wrongly", 0.7), 0.7)
+    driver.take(driver.call.answered(1, 0.8), 0.8)
+    assert driver.finished is None
+    driver.answer(1, 0.9)
+    assert driver.finished == (2,)
+
+
+def test_whatever_rests_on_a_distrusted_worker_is_done_anew() -> None:
+    swarm = FakeSwarm({0: [1, 2, 3], 1: [1, 2, 3], 2: [4]})
+    swarm.workers[0] = Candidate(0, "w0", 0b1110, max_pairs=16)
+    experts = [1] * 20 + [2] * 20 + [4]
+    driver = Driver(swarm, experts)
+    driver.answer(0)  # one answered, the others still to come
+    driver.answer(2)
+    del swarm.workers[0]
+    driver.take(driver.call.distrust(0, "answers wrongly", 0.1), 0.1)
+    assert {driver.asked[attempt][0] for attempt in driver.open} == {1}
+    while driver.finished is None:
+        driver.answer(1, 0.2)
+    assert driver.counted() == list(range(41))
+    assert {driver.asked[attempt][0] for attempt in driver.finished} == {1, 2}
+
+
+def test_a_hedge_won_by_a_distrusted_worker_is_undone() -> None:
+    swarm = FakeSwarm({0: [1, 2], 1: [1], 2: [2], 3: [1]})
+    driver = Driver(swarm, [1, 2])
+    driver.tick(1.0)
+    assert {driver.asked[attempt][0] for attempt in driver.open} == {0, 1, 2}
+    driver.answer(1, 1.1)
+    del swarm.workers[1]
+    driver.take(driver.call.distrust(1, "answers wrongly", 1.2), 1.2)
+    driver.answer(0, 1.3)  # the first one is asked once more: nothing was wrong with it
+    assert driver.counted() == [0, 1]
+    assert 1 not in {driver.asked[attempt][0] for attempt in driver.finished or ()}
+
+
+def test_a_distrusted_worker_that_nobody_replaces_is_named() -> None:
+    swarm = FakeSwarm({0: [1]})
+    driver = Driver(swarm, [1])
+    del swarm.workers[0]
+    driver.take(driver.call.distrust(0, "a row is wrong", 0.1), 0.1)
+    assert isinstance(driver.error, CallFailed)
+    assert "w0: a row is wrong" in str(driver.error)

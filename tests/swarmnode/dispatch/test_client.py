@@ -8,10 +8,14 @@ import time
 import numpy as np
 import pytest
 
+from swarmnode.compute.null_engine import NullEngine
 from swarmnode.dispatch.admission import AdmissionLimits
 from swarmnode.dispatch.call import CallPolicy
+from swarmnode.dispatch.codec import F32
 from swarmnode.dispatch.frames import Answer, CallFrame, HoldingsUpdate, Refuse, RefuseCode, SiteHoldings
 from swarmnode.dispatch.options import DispatchOptions, WorkerOptions
+from swarmnode.dispatch.request import I32
+from swarmnode.dispatch.spot_check import CheckPolicy
 from swarmnode.errors import CallFailed, Cancelled, DispatchError, NobodyHolds, SwarmnodeError
 from tests.swarmnode.dispatch.samples import D_OUT, SITES, everything, full_engine, local_rows, make_input
 from tests.swarmnode.dispatch.swarm import (
@@ -23,9 +27,13 @@ from tests.swarmnode.dispatch.swarm import (
     stop_sending,
     swarm,
 )
+from transport.config import TransportConfig
+from transport.emulation import LinkEmulation
 from transport.stream import Stream
 
 ALL = everything()
+NO_CHECKS = CheckPolicy(share=0.0, alone_share=0.0, new_share=0.0)
+HOLDINGS = HoldingsUpdate((SiteHoldings(0, 16, 0xFFFF),)).encode()  # a sign of life
 # Lateness within a test's patience; nothing here measures it.
 QUICK = DispatchOptions(late_floor_s=0.05, late_ceiling_s=0.05, call=CallPolicy(give_up_s=0.5, queue_s=0.1))
 
@@ -316,13 +324,43 @@ async def test_a_stuck_worker_is_left_alone_before_its_allowance_is_used_up() ->
     calls: list[int] = []
     options = DispatchOptions(near_s=10.0, late_floor_s=0.2, late_ceiling_s=0.2, faults_allowed=1000)
     async with swarm(options) as s:
-        await s.add_scripted({0: range(16)}, lambda frame, stream: calls.append(frame.id))
+
+        def alive_but_stuck(frame: CallFrame, stream: Stream) -> None:
+            calls.append(frame.id)
+            asyncio.get_running_loop().call_later(0.3, stream.write_nowait, HOLDINGS)
+
+        await s.add_scripted({0: range(16)}, alive_but_stuck)
         await s.add({0: range(8)})
         await s.add({0: range(8, 16)})
-        for seed in range(8):
+        for seed in range(LIMITS.max_calls // 2):
             await s.check(seed=seed)
+            await eventually(lambda: not s.client.workers()[0].suspect or len(calls) == LIMITS.max_calls // 2)
+        await s.check(seed=9)
         assert len(calls) == LIMITS.max_calls // 2
         assert s.client.workers()[0].suspect
+
+
+async def test_a_worker_that_missed_a_deadline_is_asked_last_until_it_says_something() -> None:
+    calls: list[int] = []
+    streams: list[Stream] = []
+
+    def silent(frame: CallFrame, stream: Stream) -> None:
+        calls.append(frame.id)
+        streams.append(stream)
+
+    options = DispatchOptions(near_s=10.0, late_floor_s=0.1, late_ceiling_s=0.1, faults_allowed=1000)
+    async with swarm(options) as s:
+        await s.add_scripted({0: range(16)}, silent)
+        await s.add({0: range(8)})
+        await s.add({0: range(8, 16)})
+        for seed in range(5):
+            await s.check(seed=seed)
+        assert len(calls) == 1  # it may be dead: one stall is enough
+        assert s.client.workers()[0].suspect
+        streams[0].write_nowait(HOLDINGS)
+        await eventually(lambda: not s.client.workers()[0].suspect)
+        await s.check(seed=9)
+        assert len(calls) == 2
 
 
 async def test_a_worker_killed_in_mid_call_is_replaced_at_once() -> None:
@@ -363,6 +401,41 @@ async def test_a_slow_worker_is_hedged_and_its_late_answer_does_not_matter() -> 
         gated.open()
         await s.check(seed=1)
         assert s.client.site_stats()[0].late >= 1
+
+
+class Sleepy(NullEngine):
+    """As a processor of a tenth of the speed."""
+
+    def raw_rows(self, site: int, x: F32, rows: I32, experts: I32) -> F32:
+        time.sleep(0.05)
+        return super().raw_rows(site, x, rows, experts)
+
+
+@pytest.mark.parametrize("why", ["processor", "bandwidth", "distance"])
+async def test_a_slow_worker_is_asked_only_for_what_nobody_else_holds(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarmnode.dispatch.worker.INLINE_S", 0.0)  # all share this loop: nobody may sleep on it
+    link = {"bandwidth": "rate=1mbit", "distance": "rtt=100ms"}.get(why)
+    config = TransportConfig(emulation=LinkEmulation.parse(link)) if link else None
+    async with swarm(DispatchOptions(late_floor_s=2.0, check=NO_CHECKS)) as s:
+        slow = await s.add(ALL, engine=Sleepy(SITES, ALL) if why == "processor" else None, config=config)
+        x, _, weights = make_input(SITES[0], 8)
+        for seed in range(12):  # until it is known
+            await s.check(0, 8, seed)
+        await s.add({0: range(8)})
+        await s.add({0: range(8, 15)})
+        assert slow.remote is not None
+        before = s.client.workers()[0]
+        for seed in range(20):
+            ids = np.array([np.random.default_rng((seed, n)).permutation(15)[:4] for n in range(8)], np.int32)
+            await s.call(0, x, ids, weights)
+        assert s.client.site_stats()[0].late == 0
+        assert s.client.workers()[0].calls == before.calls
+        await s.call(0, x, np.array([[1, 2, 9, 15]] * 8, np.int32), weights)
+        after = s.client.workers()[0]
+        assert after.calls == before.calls + 1
+        assert after.rows == before.rows + (32 if why == "distance" else 8)  # waited for anyway, or each row costs
 
 
 async def test_a_leaving_worker_finishes_what_it_has_and_gets_nothing_new() -> None:
@@ -423,6 +496,17 @@ async def test_a_closed_client_closes_the_connection_it_is_given() -> None:
             await s.client.attach(connection)
         async with asyncio.timeout(20):
             await connection.wait_closed()
+
+
+async def test_a_greeting_that_went_with_the_dial_is_answered_and_not_said_again() -> None:
+    async with swarm() as s:
+        member = await s.add(ALL, attach=False)
+        address = member.endpoint.address
+        connection, stream = await s.endpoint.dial_with(member.endpoint.peer_id, [address], first=s.client.greeting)
+        assert stream is not None
+        await s.client.attach(connection, stream)
+        await s.check()
+        assert member.real.stats().last_fault == ""
 
 
 async def test_a_result_can_be_asked_for_twice_and_much_later() -> None:

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnode.dispatch.health import MIN_SAMPLES, Health, Latency
+from swarmnode.dispatch.health import MIN_SAMPLES, Deadlines, Health, Latency
 
-LIMITS = {"factor": 2.0, "floor_s": 0.05, "ceiling_s": 5.0}
+LIMITS = Deadlines(factor=2.0, floor_s=0.05, slack_s=0.25, unknown_s=1.5, ceiling_s=5.0)
 
 
 def test_late_is_the_ceiling_until_enough_is_known_then_follows_p95() -> None:
     latency = Latency(0.004)
     for _ in range(MIN_SAMPLES - 1):
         latency.add(4, 0.1)
-    assert latency.late_after(4, **LIMITS) == 5.0
+    assert latency.late_after(4, LIMITS) == 1.5
+    assert latency.late_after(400, LIMITS) == 5.0
     latency.add(4, 0.1)
-    assert latency.late_after(4, **LIMITS) == pytest.approx(0.2)
-    assert latency.late_after(4000, **LIMITS) == 5.0  # nothing is known of calls of that size
+    assert latency.late_after(4, LIMITS) == pytest.approx(0.2)
+    assert latency.late_after(64, LIMITS) == latency.late_after(1, LIMITS) == pytest.approx(0.2)
+    assert latency.late_after(128, LIMITS) == pytest.approx(0.4)  # larger ones are taken to need as much more
+    assert latency.late_after(8000, LIMITS) == pytest.approx(5.0)
     for _ in range(100):
         latency.add(4, 0.001)
-    assert latency.late_after(4, **LIMITS) == 0.05
+    assert latency.late_after(4, LIMITS) == 0.05
     for _ in range(100):
         latency.add(4, 60.0)
-    assert latency.late_after(4, **LIMITS) == 5.0
+    assert latency.late_after(4, LIMITS) == 75.0  # not before most answers are there, whatever the ceiling
+    for _ in range(100):
+        latency.add(4, 0.9)
+    assert latency.late_after(4, LIMITS) == pytest.approx(1.69)  # silence of a far one is bounded more tightly
 
 
 def test_percentiles_are_of_decode_sized_calls() -> None:
@@ -69,3 +75,39 @@ def test_faults_in_a_row_suspend_for_longer_each_time_and_success_forgives() -> 
     assert not health.suspended(6.0)
     assert health.failures == 5
     assert health.last_fault == "late"
+
+
+def test_a_few_late_answers_are_the_schedulers_and_do_not_change_the_class() -> None:
+    latency = Latency(0.002)
+    for n in range(60):
+        latency.add(4, 0.2 if n % 4 == 3 else 0.001)
+        assert latency.latency_class == 0
+
+
+@pytest.mark.parametrize(
+    ("rtt_s", "answer_s", "thin"),
+    [
+        (0.001, 0.001, False),  # near and quick
+        (0.3, 0.31, False),  # far
+        (0.3, 0.45, False),  # far, and computes a while: most of it is the distance
+        (0.001, 0.44, True),  # 110 KB at 2 Mbit/s
+        (0.001, 0.02, True),  # a slow processor
+    ],
+)
+def test_slow_for_another_reason_than_distance(rtt_s: float, answer_s: float, thin: bool) -> None:
+    latency = Latency(0.002)
+    assert not latency.thin(rtt_s)
+    for _ in range(MIN_SAMPLES):
+        latency.add(8, answer_s)
+    assert latency.thin(rtt_s) is thin
+
+
+def test_the_cost_of_a_pair_is_that_of_large_calls() -> None:
+    latency = Latency(0.002)
+    latency.add(8, 0.5)
+    assert latency.pair_s == 0.0
+    latency.add(1000, 1.0)
+    assert latency.pair_s == pytest.approx(0.001)
+    for _ in range(30):
+        latency.add(1000, 2.0)
+    assert latency.pair_s == pytest.approx(0.002, rel=0.01)

@@ -26,17 +26,21 @@ candidates = st.builds(
     load=st.integers(0, 3),
     latency_class=st.integers(0, 3),
     suspended=st.booleans(),
+    thin=st.booleans(),
+    pair_s=st.sampled_from([0.0, 1e-4, 1e-3]),
 )
 swarms = st.lists(candidates, max_size=8, unique_by=lambda c: c.worker)
 
 
-@given(masks, swarms, st.one_of(st.none(), masks), st.booleans(), st.booleans())
+@given(masks, swarms, st.one_of(st.none(), masks), st.booleans(), masks, st.booleans())
 def test_every_expert_goes_to_one_holder_or_is_reported(
-    need: int, swarm: list[Candidate], local_mask: int | None, local_first: bool, spread: bool
+    need: int, swarm: list[Candidate], local_mask: int | None, local_first: bool, kept: int, spread: bool
 ) -> None:
     local = None if local_mask is None else Candidate(LOCAL, "here", local_mask)
     counts = list(range(1, 17)) if spread else None
-    chosen = plan(need, swarm, local=local, local_first=local_first, pairs_per_expert=counts)
+    chosen = plan(need, swarm, local=local, local_first=local_first, kept=kept, pairs_per_expert=counts)
+    here = (local_mask or 0) & need & (0xFFFF if local_first else kept)
+    assert all(mask & here == 0 for candidate, mask in chosen.shares if candidate is not local)
     taken = 0
     for candidate, mask in chosen.shares:
         assert mask
@@ -48,9 +52,8 @@ def test_every_expert_goes_to_one_holder_or_is_reported(
         reach |= candidate.held
     assert taken == need & reach
     assert chosen.uncovered == need & ~reach
-    assert plan(need, swarm[::-1], local=local, local_first=local_first, pairs_per_expert=counts) == chosen or any(
-        a.name == b.name for a in swarm for b in swarm if a is not b
-    )
+    again = plan(need, swarm[::-1], local=local, local_first=local_first, kept=kept, pairs_per_expert=counts)
+    assert again == chosen or any(a.name == b.name for a in swarm for b in swarm if a is not b)
 
 
 def test_one_worker_that_holds_all_is_enough() -> None:
@@ -80,6 +83,37 @@ def test_the_order_is_healthy_then_this_node_then_suspended() -> None:
     local = Candidate(LOCAL, "here", 0b011)
     assert shares(plan(0b111, swarm, local=local)) == {0: {0}, LOCAL: {1}, 1: {2}}
     assert shares(plan(0b111, swarm, local=local, local_first=True)) == {LOCAL: {0, 1}, 1: {2}}
+
+
+def test_what_is_kept_here_is_computed_here_and_the_rest_goes_out() -> None:
+    local = Candidate(LOCAL, "here", 0b1111)
+    assert shares(plan(0b1111, [worker(0, range(4))], local=local, kept=0b0110)) == {LOCAL: {1, 2}, 0: {0, 3}}
+    assert shares(plan(0b0110, [worker(0, range(4))], local=local, kept=0b0110)) == {LOCAL: {1, 2}}
+    assert shares(plan(0b11, [worker(0, range(4))], local=Candidate(LOCAL, "here", 0b10), kept=0b11)) == {
+        LOCAL: {1},
+        0: {0},
+    }
+    # What nobody else holds joins what is kept, as one piece of work.
+    assert shares(plan(0b111, [worker(0, {0})], local=local, kept=0b010)) == {0: {0}, LOCAL: {1, 2}}
+
+
+def test_a_thin_worker_gets_only_what_nobody_else_holds() -> None:
+    near, far = worker(0, {0, 1, 2}), worker(1, range(4), latency_class=4)
+    thin = worker(2, range(4), latency_class=4, thin=True)
+    assert shares(plan(0b1111, [near, far])) == {1: {0, 1, 2, 3}}
+    assert shares(plan(0b1111, [near, thin])) == {0: {0, 1, 2}, 2: {3}}
+    assert shares(plan(0b1111, [thin])) == {2: {0, 1, 2, 3}}
+    slower = worker(3, range(4), latency_class=6, thin=True)
+    assert shares(plan(0b1111, [worker(2, {0, 1, 2}, latency_class=4, thin=True), slower])) == {2: {0, 1, 2}, 3: {3}}
+
+
+def test_a_large_call_is_spread_by_what_a_pair_costs() -> None:
+    swarm = [worker(n, range(12)) for n in range(3)]
+    swarm[0] = Candidate(0, "w00", swarm[0].held, pair_s=1e-4)
+    swarm[2] = Candidate(2, "w02", swarm[2].held, pair_s=1e-3)
+    mine = shares(plan((1 << 12) - 1, swarm[::2], pairs_per_expert=[10] * 12))
+    assert len(mine[0]) == 11  # the tenfold slower one is done with its one when the other is with its eleven
+    assert set(shares(plan((1 << 12) - 1, swarm, pairs_per_expert=[10] * 12))) == {0, 1, 2}  # unknown: taken as usual
 
 
 def test_a_large_call_is_spread_by_pairs() -> None:
