@@ -2,17 +2,22 @@
 
     PACK/manifest.json     what workers need to know (model/manifest.py)
     PACK/backbone.gguf     the model without its experts (model/backbone_file.py)
-    PACK/source.json       where the GGUF lies on this machine, and what was verified of it; never shared
+    PACK/source.json       where the GGUF lies (here, or on a web server), and what was verified of it; never shared
+    PACK/digests.json      of a model on a web server: digests of the experts read so far (model/recorded_digests.py)
 
 Composes `model/` and `backbone/`: the recipes come from one traced evaluation of the backbone itself. Called by the
 `onboard`, `up` and `demo` commands. Running it twice costs nothing: a pack that fits its source is kept.
+
+From a web server only headers and the backbone's own tensors are read: such a pack has no digests of its experts
+(see model/manifest.py), unless everything is to be read once (`hash_all`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -20,12 +25,25 @@ import msgspec
 from swarmnode.backbone.graph_trace import GraphPlan, plan_graph
 from swarmnode.backbone.hook import GraphRecorder
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
-from swarmnode.errors import ManifestMismatch, ModelError
+from swarmnode.compute.recipe import Site
+from swarmnode.errors import ManifestMismatch, ModelError, SourceChanged
 from swarmnode.model.atomic_file import write_atomically
 from swarmnode.model.backbone_file import backbone_digest, remote_weights, write_backbone
-from swarmnode.model.digests import digest_experts
+from swarmnode.model.digests import Digests, digest_experts
+from swarmnode.model.folder_lock import FolderLock
 from swarmnode.model.gguf_file import GgufFile
-from swarmnode.model.manifest import Manifest, build_manifest, check_source, load_manifest, save_manifest
+from swarmnode.model.http_file import BACK_OFF_S
+from swarmnode.model.http_model import FarModel, digest_far_experts
+from swarmnode.model.http_url import shown, url_of
+from swarmnode.model.manifest import (
+    Manifest,
+    SourceFile,
+    build_manifest,
+    check_source,
+    is_hashed,
+    load_manifest,
+    save_manifest,
+)
 from swarmnode.model.stamps import Stamps
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
@@ -36,6 +54,7 @@ class _Notes(msgspec.Struct, frozen=True):
 
     source: Stamps
     backbone: Stamps
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +62,15 @@ class ModelPack:
     """A pack on disk.
 
     `source` is the first part of the original GGUF; None where this machine has it no more, or not as it was.
-    `backbone_known` says that the backbone file is still the one that was written here.
+    `backbone_known` says that the backbone file is still the one that was written here. `url`: the address that the
+    user onboarded it from, "" if none; with its query, so not for others.
     """
 
     path: Path
     manifest: Manifest
     source: Path | None
     backbone_known: bool = False
+    url: str = field(default="", repr=False)
 
     @property
     def backbone(self) -> Path:
@@ -66,10 +87,10 @@ class ModelPack:
             notes = msgspec.json.decode((path / "source.json").read_bytes()[: 1 << 20], type=_Notes)
         except (OSError, msgspec.DecodeError):
             return cls(path, manifest, None)
-        there = notes.source.files and notes.source.unchanged()
+        there = bool(notes.source.files) and notes.source.unchanged()
         source = Path(notes.source.files[0][0]) if there else None
         own = [str((path / "backbone.gguf").resolve())] == [name for name, _, _ in notes.backbone.files]
-        return cls(path, manifest, source, own and notes.backbone.unchanged())
+        return cls(path, manifest, source, own and notes.backbone.unchanged(), notes.url)
 
     def verify_backbone(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Hash the backbone file unless it is known; ModelError where it is not what the manifest says."""
@@ -101,32 +122,72 @@ def trace_model(model: LlamaModel, expert_ne: Mapping[str, tuple[int, ...]]) -> 
     return plan_graph(recorder.nodes, expert_ne)
 
 
-def onboard(source: Path, pack: Path, progress: Progress | None = None) -> ModelPack:
+def onboard(
+    source: Path | str,
+    pack: Path,
+    progress: Progress | None = None,
+    *,
+    hash_all: bool = False,
+    back_off_s: float = BACK_OFF_S,
+) -> ModelPack:
     """Make (or keep) the pack of `source` in the folder `pack`. Any part of a split GGUF names the whole.
 
-    `progress` hears of bytes; what it raises ends the work. Raises NotGguf, TruncatedFile, DenseModel, ModelError,
-    TraceError; a pack appears whole or not at all.
+    `source` may be an http(s) address; an interrupted download is gone on with. `hash_all`: read all of it once, so
+    that the pack has every expert's digest (a file's pack always has). `progress` hears of bytes, several times a
+    second while the network is waited for; what it raises ends the work.
+
+    Raises UsageError, NotGguf, TruncatedFile, DenseModel, DownloadFailed, ModelError, TraceError; a pack appears
+    whole or not at all.
     """
     report = progress or (lambda _stage, _done, _total: None)
+    url = url_of(source)
+    if url is not None:
+        return _onboard_far(url, pack, report, hash_all=hash_all, back_off_s=back_off_s)
     gguf = GgufFile.open(source)
-    experts = gguf.expert_tensors()
+    gguf.expert_tensors()
     kept = _existing(pack, gguf)
     if kept is not None:
         return kept
-    remote = remote_weights(gguf)
     before = Stamps.of(gguf.paths)
+
+    def digest(sites: Sequence[Site]) -> Digests:
+        return digest_experts(gguf, sites, lambda done, total: report("digests", done, total))
+
+    def check() -> None:
+        if not before.unchanged():
+            raise ModelError(f"{source}: changed while it was read; run swarmnode onboard again")
+
+    return _make(gguf, pack, report, digest, _Origin(before, check=check))
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """What a pack's notes and manifest say of its source."""
+
+    stamps: Stamps
+    url: str = ""
+    files: tuple[SourceFile, ...] = ()
+    part: Path | None = None  # where an interrupted backbone file is kept
+    check: Callable[[], None] = lambda: None
+
+
+def _make(
+    gguf: GgufFile, pack: Path, report: Progress, digest: Callable[[Sequence[Site]], Digests], origin: _Origin
+) -> ModelPack:
+    experts = gguf.expert_tensors()
+    remote = remote_weights(gguf)
     backbone = pack / "backbone.gguf"
     try:
-        info = write_backbone(gguf, backbone, remote, lambda done, total: report("backbone", done, total))
+        info = write_backbone(
+            gguf, backbone, remote, lambda done, total: report("backbone", done, total), part=origin.part
+        )
         report("trace", 0, 1)
         plan = trace_backbone(backbone, {name: tensor.ne for name, tensor in experts.items()})
         report("trace", 1, 1)
         sites = [site.site for site in plan.sites]
-        digests = digest_experts(gguf, sites, lambda done, total: report("digests", done, total))
-        manifest = build_manifest(gguf, sites, digests, backbone_sha256=info.sha256)
-        if not before.unchanged():
-            raise ModelError(f"{source}: changed while it was read; run swarmnode onboard again")
-        notes = _Notes(before, Stamps.of([backbone]))
+        manifest = build_manifest(gguf, sites, digest(sites), backbone_sha256=info.sha256, source_files=origin.files)
+        origin.check()
+        notes = _Notes(origin.stamps, Stamps.of([backbone]), origin.url)
         write_atomically(pack / "source.json", msgspec.json.encode(notes))
         save_manifest(manifest, pack / "manifest.json")
     except BaseException:
@@ -135,12 +196,82 @@ def onboard(source: Path, pack: Path, progress: Progress | None = None) -> Model
     return ModelPack.open(pack)
 
 
+def _onboard_far(url: str, pack: Path, report: Progress, *, hash_all: bool, back_off_s: float) -> ModelPack:
+    last = ("headers", 0, 1)
+
+    def note(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        last = (stage, done, total)
+        report(stage, done, total)
+
+    note(*last)
+    with FarModel(url, heartbeat=lambda: report(*last), back_off_s=back_off_s) as model:
+        gguf = model.open()
+        gguf.expert_tensors()
+        files = model.source_files()
+        note("headers", 1, 1)
+        kept = _existing_far(pack, url, files)
+        if kept is not None and (is_hashed(kept.manifest) or not hash_all):
+            return kept
+
+        def digest(sites: Sequence[Site]) -> Digests:
+            if hash_all:
+                return digest_far_experts(gguf, sites, lambda done, total: note("digests", done, total))
+            return tuple(("",) * site.n_expert for site in sites)
+
+        if kept is not None:  # all but the digests is there
+            old = kept.manifest
+            sha256, sites = old.backbone_sha256, old.sites
+            manifest = build_manifest(gguf, sites, digest(sites), backbone_sha256=sha256, source_files=files)
+            save_manifest(manifest, pack / "manifest.json")
+            return ModelPack.open(pack)
+        with _alone(pack):  # two downloads into one file would spoil it
+            version = hashlib.sha256(msgspec.json.encode((url, files))).hexdigest()[:16]
+            part = pack / f".backbone-{version}.part"
+            for other in pack.glob(".backbone-*.part"):  # of another version
+                if other != part:
+                    other.unlink(missing_ok=True)
+            (pack / "digests.json").unlink(missing_ok=True)
+            return _make(gguf, pack, note, digest, _Origin(Stamps([]), url, files, part))
+
+
+@contextlib.contextmanager
+def _alone(pack: Path) -> Iterator[None]:
+    try:
+        pack.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelError(f"{pack}: cannot be written ({error.strerror})") from error
+    lock = FolderLock(pack)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def _remove(pack: Path) -> None:
     """Take back what a failed onboarding wrote; a folder that holds nothing else goes too."""
     with contextlib.suppress(OSError):
         for name in ("manifest.json", "source.json", "backbone.gguf"):
             (pack / name).unlink(missing_ok=True)
         pack.rmdir()
+
+
+def _existing_far(pack: Path, url: str, files: tuple[SourceFile, ...]) -> ModelPack | None:
+    """The pack that is there already, if it was made from this address and the files are still the same."""
+    if not (pack / "manifest.json").is_file():
+        return None
+    try:
+        found = ModelPack.open(pack)
+    except ManifestMismatch:
+        return None
+    if found.url != url or not found.backbone.is_file():
+        return None
+    before = [(file.size, file.tag) for file in found.manifest.source_files]
+    if before != [(file.size, file.tag) for file in files]:
+        raise SourceChanged(
+            f"{shown(url)}: is another file now than when {pack} was made; remove that folder to take the new one"
+        )
+    return found
 
 
 def _existing(pack: Path, gguf: GgufFile) -> ModelPack | None:

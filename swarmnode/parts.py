@@ -6,28 +6,36 @@ work, which is how Ctrl-C reaches a thread.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
 from pathlib import Path
 from typing import Any, Protocol
 
 from swarmnode.backbone.hook import EvalHook
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.backbone.session import Session
+from swarmnode.bulk.fetcher import Fetcher
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.expert_bank import ExpertBank
 from swarmnode.compute.recipe import recipes_hash
 from swarmnode.config import NodeConfig, default_cache_dir
 from swarmnode.dispatch.client import ExpertClient
-from swarmnode.errors import CorruptSlice, ModelError, TruncatedFile, UsageError
+from swarmnode.errors import CorruptSlice, DownloadFailed, ModelError, SourceChanged, TruncatedFile, UsageError
 from swarmnode.experts_spec import parse_experts
 from swarmnode.model.digests import digest_experts
 from swarmnode.model.gguf_file import GgufFile
+from swarmnode.model.http_source import HttpSource, told_address
+from swarmnode.model.http_url import file_name, url_of
 from swarmnode.model.manifest import corrupt_expert
+from swarmnode.model.recorded_digests import RecordedDigests
 from swarmnode.model.source_bank import SourceBank
 from swarmnode.model.store import SliceStore
 from swarmnode.onboard import ModelPack, onboard, trace_model
 
 DEFAULT_CONTEXT = 4096  # tokens, where the model was trained for more
+HEARTBEAT_S = 0.25  # how soon Ctrl-C is noticed while a server is waited for
+log = logging.getLogger(__name__)
 
 
 class Report(Protocol):
@@ -37,8 +45,24 @@ class Report(Protocol):
         """Must not block; called from the thread that works."""
 
 
-def resolve_pack(model: Path, report: Report) -> ModelPack:
-    """The pack that `--model` means: a pack folder, or one made (and kept in the cache) from a GGUF."""
+def resolve_pack(model: Path | str, report: Report) -> ModelPack:
+    """The pack that `--model` means: a pack folder, or one made (and kept in the cache) from a GGUF or its address."""
+    url = url_of(model)
+    if url is not None:
+        key = hashlib.sha256(url.encode()).hexdigest()[:12]
+        folder = default_cache_dir() / "packs" / f"{Path(file_name(url)).stem[:60]}-{key}"
+        try:
+            return onboard(
+                url, folder, lambda stage, done, total: report("onboard", stage=stage, done=done, total=total)
+            )
+        except SourceChanged:
+            raise
+        except DownloadFailed as error:  # what was made before does without the server
+            if not (folder / "manifest.json").is_file():
+                raise
+            log.warning("onboard_offline why=%r", str(error))
+            return ModelPack.open(folder)
+    model = Path(model)
     if model.is_dir():
         return ModelPack.open(model)
     if not model.is_file():
@@ -51,34 +75,48 @@ def resolve_pack(model: Path, report: Report) -> ModelPack:
     )
 
 
+def http_source(pack: ModelPack, source: Path | str | None = None) -> HttpSource | None:
+    """The web server to take experts from, if there is one: the user's `--source`, what the pack was made from, or
+    what the manifest names. Made on the loop; needs `close`. Raises UsageError."""
+    url = (url_of(source) if source is not None else None) or pack.url
+    if not url and not told_address(pack.manifest):
+        return None
+    return HttpSource(pack.manifest, url, RecordedDigests(pack.manifest, pack.path / "digests.json"))
+
+
 class WorkerParts:
-    """A worker's slices on disk and the engine over them."""
+    """A worker's slices on disk and the engine over them; a member of a swarm begins with what it has."""
 
     def __init__(self, config: NodeConfig, pack: ModelPack, report: Report) -> None:
-        """Fill this node's slices from the source where any are missing, then map them."""
+        """Fill this node's slices from the source where any that its user wants are missing, then map them."""
         manifest = pack.manifest
-        assert config.experts is not None
-        wanted = parse_experts(config.experts, manifest.sites)
-        if not wanted:
-            raise UsageError(f"--experts {config.experts}: that is no expert at all")
-        self._store = open_store(config.state_dir / "slices" / manifest.model_hash[:16], pack, report)
+        wanted: dict[int, tuple[int, ...]] = {}
+        if config.experts is not None:
+            wanted = parse_experts(config.experts, manifest.sites)
+            if not wanted:
+                raise UsageError(f"--experts {config.experts}: that is no expert at all")
+        self.store = open_store(config.state_dir / "slices" / manifest.model_hash[:16], pack, report)
         try:
-            if self._store.missing(wanted):
+            if self.store.missing(wanted):
                 self._fill(config.source or pack.source, pack, wanted, report)
-            self._store.note_verified()
-            stacked = {site.index: self._store.stacked(site.index) for site in manifest.sites if site.index in wanted}
+            self.store.note_verified()
+            serves = wanted or self.store.holdings()  # of a swarm: what it was told to hold when it ran last
+            stacked = {site: self.store.stacked(site) for site in serves}
             self._bank = ExpertBank(manifest.sites, stacked, config.device)
             self.engine = ExpertEngine(self._bank, threads=config.threads)
         except BaseException:
-            self._store.close()
+            self.store.close()
             raise
 
     def _fill(self, source: Path | None, pack: ModelPack, wanted: dict[int, tuple[int, ...]], report: Report) -> None:
+        if (source is not None and url_of(source)) or (source is None and (pack.url or told_address(pack.manifest))):
+            asyncio.run(_fill_from_server(self.store, pack, source, wanted, report))
+            return
         if source is None:
             raise ModelError(
                 f"{pack.path}: its GGUF is not where it was, or has changed: give --source MODEL.gguf or onboard again"
             )
-        self._store.fill_from_source(source, wanted, lambda done, total: report("slices", done=done, total=total))
+        self.store.fill_from_source(source, wanted, lambda done, total: report("slices", done=done, total=total))
 
     def second_engine(self, config: NodeConfig) -> ExpertEngine:
         """Another engine over the same slices, for another thread."""
@@ -88,7 +126,36 @@ class WorkerParts:
         """Free the engine, then let the store go."""
         self.engine.close()
         self._bank.close()
-        self._store.close()
+        self.store.close()
+
+
+async def _fill_from_server(
+    store: SliceStore, pack: ModelPack, source: Path | None, wanted: dict[int, tuple[int, ...]], report: Report
+) -> None:
+    """Raises SourceFailed at once where the server does not give the first expert, FetchFailed, ModelError."""
+    server = http_source(pack, source)
+    assert server is not None
+    done = total = 0
+
+    def progress(now: int, of: int, _received: int) -> None:
+        nonlocal done, total
+        done, total = now, of
+
+    async def fetch() -> None:
+        site, experts = next(iter(store.missing(wanted).items()))
+        store.add(site, experts[0], await server.fetch(site, experts[0]))
+        await Fetcher(store, pack.manifest, wanted, lambda: [server], progress).run()
+
+    fetching = asyncio.create_task(fetch())
+    try:
+        while not fetching.done():
+            await asyncio.wait({fetching}, timeout=HEARTBEAT_S)
+            report("slices", done=done, total=total)
+        await fetching
+    finally:
+        fetching.cancel()
+        await asyncio.gather(fetching, return_exceptions=True)
+        await server.close()
 
 
 def open_store(folder: Path, pack: ModelPack, report: Report) -> SliceStore:
@@ -119,7 +186,7 @@ def local_engine(
     The pack's own source is known to be what was onboarded; a file given by --source is read once to verify it.
     """
     source = config.source or pack.source
-    if not config.local_experts or source is None:
+    if not config.local_experts or source is None or url_of(source) is not None:
         return worker.second_engine(config) if worker is not None else None
     manifest = pack.manifest
     gguf = GgufFile.open(source)
@@ -127,7 +194,9 @@ def local_engine(
     if config.source is not None:
         found = digest_experts(gguf, manifest.sites, lambda done, total: report("verify", done=done, total=total))
         for site, (here, there) in enumerate(zip(found, manifest.digests, strict=True)):
-            wrong = [expert for expert, pair in enumerate(zip(here, there, strict=True)) if pair[0] != pair[1]]
+            # An expert without a digest is what the user's own file has.
+            pairs = enumerate(zip(here, there, strict=True))
+            wrong = [expert for expert, (ours, theirs) in pairs if theirs and ours != theirs]
             if wrong:
                 raise corrupt_expert(manifest, site, wrong[0], str(source))
     stacked = {site.index: slices.stacked(site.index) for site in manifest.sites}

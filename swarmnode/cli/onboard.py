@@ -12,8 +12,16 @@ from swarmnode.cli.options import AsJson
 
 
 def onboard(
-    file: Annotated[Path, typer.Argument(help="A GGUF with routed experts; any part of a split one.")],
-    out: Annotated[Path | None, typer.Option(help="Folder of the pack.", show_default="FILE.pack")] = None,
+    file: Annotated[
+        str, typer.Argument(help="A GGUF with routed experts, or its http(s) address; any part of a split one.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder of the pack.", show_default="FILE.pack")
+    ] = None,
+    hash_all: Annotated[
+        bool,
+        typer.Option("--hash", help="Of an address: read everything once, so that nodes can give each other experts."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Cut a GGUF into a backbone file and a manifest of its experts: a model pack."""
@@ -21,10 +29,13 @@ def onboard(
 
     from swarmnode import onboard as rooms  # noqa: PLC0415
     from swarmnode.interruptible import run_interruptible  # noqa: PLC0415
+    from swarmnode.model.http_url import file_name, url_of  # noqa: PLC0415
+    from swarmnode.model.manifest import is_hashed  # noqa: PLC0415
     from swarmnode.onboard import ModelPack  # noqa: PLC0415
     from swarmnode.tables import ProgressBar, human_bytes  # noqa: PLC0415
 
-    target = out if out is not None else file.with_suffix(".pack")
+    url = url_of(file)
+    target = out if out is not None else Path(file if url is None else file_name(url)).with_suffix(".pack")
     with ProgressBar(enabled=not as_json) as bar:
 
         def work(check: Callable[[], None]) -> ModelPack:
@@ -32,7 +43,7 @@ def onboard(
                 check()
                 bar.update(stage, done, total)
 
-            return rooms.onboard(file, target, progress)
+            return rooms.onboard(file if url is not None else Path(file), target, progress, hash_all=hash_all)
 
         pack = run_interruptible(work)
     manifest = pack.manifest
@@ -52,6 +63,7 @@ def onboard(
                     "shared_expert": manifest.shared_expert,
                     "expert_bytes": experts,
                     "backbone_bytes": backbone,
+                    "hashed": is_hashed(manifest),
                 }
             )
         )
@@ -60,3 +72,5 @@ def onboard(
     print(f"{manifest.name} ({manifest.architecture})")
     print(f"{layers} MoE layers, {manifest.n_expert} experts, top {manifest.n_used}")
     print(f"experts {human_bytes(experts)}, one {human_bytes(manifest.expert_bytes(0))}; pack {target}")
+    if not is_hashed(manifest):
+        print("its experts come straight from that address, not from other nodes: --hash reads them all once")

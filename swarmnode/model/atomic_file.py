@@ -26,7 +26,7 @@ def atomic_writer(target: Path) -> Iterator[IO[bytes]]:
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as file:
+        with temporary.open("x+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

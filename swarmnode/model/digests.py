@@ -1,7 +1,7 @@
 """SHA-256 of every expert of a model: what a worker checks fetched bytes against.
 
 Reads a model's files once, piece by piece, in a few threads; memory stays bounded. Caller: onboarding, which
-hands the result to `manifest.build_manifest`.
+hands the result to `manifest.build_manifest`. (For a model on a web server: `http_model.digest_far_experts`.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def digest_experts(
 
     hashlib releases the GIL: a few threads hash as fast as the disk reads.
     """
-    plans = [_site_plan(gguf, site) for site in sites]
+    plans = [site_plan(gguf, site) for site in sites]
     total = sum(shape.stride * shape.n_expert for plan in plans for _, shape in plan)
     result = [[""] * site.n_expert for site in sites]
     readers = local()
@@ -66,7 +66,8 @@ def digest_experts(
     return tuple(tuple(row) for row in result)
 
 
-def _site_plan(gguf: GgufFile, site: Site) -> list[tuple[GgufTensor, SliceShape]]:
+def site_plan(gguf: GgufFile, site: Site) -> list[tuple[GgufTensor, SliceShape]]:
+    """A site's tensors in its order, and how each is cut. Raises ManifestMismatch where they do not fit."""
     plan = []
     for name in site.tensors:
         tensor = gguf.tensors.get(name)

@@ -1,6 +1,6 @@
 """One process at a time in a folder, on every system: a file lock that ends with the process.
 
-Caller: `store.py`. Not for waiting: a second process gets an error at once.
+Callers: `store.py`, `onboard.py`. Not for waiting: a second process gets an error at once.
 """
 
 from __future__ import annotations

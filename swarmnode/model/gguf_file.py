@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import IO
+from typing import IO, Protocol
 
 from swarmnode.errors import DenseModel, ModelError, NotGguf, TruncatedFile
 from swarmnode.model.gguf_header import Header, read_header
@@ -38,11 +38,34 @@ class GgufTensor:
     file: int
 
 
+class Reader(Protocol):
+    """Reads byte ranges of a model's files. For one thread; several threads take one each."""
+
+    def chunks(self, file: int, offset: int, length: int) -> Iterator[memoryview]:
+        """`length` bytes from `offset` of part `file`, in pieces that are valid until the next one is taken.
+
+        Raises TruncatedFile where the file ends before, ModelError where it cannot be read.
+        """
+
+    def expect(self, ranges: Sequence[tuple[int, int, int]]) -> None:
+        """Say which (file, offset, length) will be read, in this order: a far reader fetches ahead."""
+
+    def close(self) -> None:
+        """Close all files."""
+
+    def __enter__(self) -> Reader: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class GgufFile:
     """The headers of a model.
 
-    `metadata` and `alignment` are the first part's, `tensors` all parts' in file order.
+    `metadata` and `alignment` are the first part's, `tensors` all parts' in file order. For a model on a web server
+    (`http_model.py`) `paths` are names only, and `far` makes its readers.
     """
 
     paths: tuple[Path, ...]
@@ -50,6 +73,11 @@ class GgufFile:
     metadata: Metadata
     alignment: int
     tensors: Mapping[str, GgufTensor]
+    far: Callable[[], Reader] | None = None
+
+    def reader(self) -> Reader:
+        """A new reader of the tensors' bytes."""
+        return self.far() if self.far is not None else SourceReader(self.paths)
 
     @classmethod
     def open(cls, path: Path | str) -> GgufFile:
@@ -59,28 +87,18 @@ class GgufFile:
         """
         given = Path(path)
         header, size = _read(given)
-        count = header.metadata.integer("split.count")
-        if count is None or count <= 1:
-            return _assemble([given], [header], [size])
-        name = _PART_NAME.match(given.name)
-        number = header.metadata.integer("split.no")
-        if name is None or (int(name[2]) - 1, int(name[3])) != (number, count):
-            at = (number or 0) + 1
-            raise ModelError(
-                f"{given}: part {at} of {count} must be named NAME-{at:05d}-of-{count:05d}.gguf beside the other parts"
-            )
-        paths = [given.with_name(f"{name[1]}-{n + 1:05d}-of-{count:05d}.gguf") for n in range(count)]
+        paths = [given.with_name(name) for name in part_names(given.name, header, given)]
+        count = len(paths)
         for n, part in enumerate(paths):
             if not part.exists():
                 raise ModelError(f"{part}: part {n + 1} of {count} is missing; put all parts into one folder")
         headers, sizes = [], []
         for n, part in enumerate(paths):
             other, size = (header, size) if part == given else _read(part)
-            if (other.metadata.integer("split.no"), other.metadata.integer("split.count")) != (n, count):
-                raise ModelError(f"{part}: its header does not say part {n + 1} of {count}; fetch it again")
+            check_part(other, n, count, part)
             headers.append(other)
             sizes.append(size)
-        return _assemble(paths, headers, sizes)
+        return assemble(paths, headers, sizes)
 
     @property
     def architecture(self) -> str:
@@ -155,6 +173,9 @@ class SourceReader:
         except OSError as error:
             raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
 
+    def expect(self, ranges: Sequence[tuple[int, int, int]]) -> None:
+        """Nothing: the system reads ahead."""
+
     def read(self, file: int, offset: int, length: int) -> bytes:
         """The same, whole: for pieces known to be small."""
         return b"".join(bytes(chunk) for chunk in self.chunks(file, offset, length))
@@ -183,7 +204,34 @@ def _read(path: Path) -> tuple[Header, int]:
         raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _assemble(paths: list[Path], headers: list[Header], sizes: list[int]) -> GgufFile:
+def part_names(name: str, header: Header, where: Path | str) -> list[str]:
+    """File names of all parts of the model of which the file `name` with `header` is one.
+
+    Raises ModelError where the name does not say so.
+    """
+    count = header.metadata.integer("split.count")
+    if count is None or count <= 1:
+        return [name]
+    number = header.metadata.integer("split.no")
+    match = _PART_NAME.match(name)
+    if match is None or (int(match[2]) - 1, int(match[3])) != (number, count):
+        at = (number or 0) + 1
+        raise ModelError(
+            f"{where}: part {at} of {count} must be named NAME-{at:05d}-of-{count:05d}.gguf beside the other parts"
+        )
+    return [f"{match[1]}-{n + 1:05d}-of-{count:05d}.gguf" for n in range(count)]
+
+
+def check_part(header: Header, n: int, count: int, where: Path | str) -> None:
+    """Raise ModelError where this is not the header of part number `n` of `count`."""
+    if count > 1 and (header.metadata.integer("split.no"), header.metadata.integer("split.count")) != (n, count):
+        raise ModelError(f"{where}: its header does not say part {n + 1} of {count}; fetch it again")
+
+
+def assemble(
+    paths: Sequence[Path], headers: Sequence[Header], sizes: Sequence[int], far: Callable[[], Reader] | None = None
+) -> GgufFile:
+    """One model out of its parts' headers. Raises NotGguf where they do not belong together."""
     tensors: dict[str, GgufTensor] = {}
     for number, header in enumerate(headers):
         for entry in header.tensors:
@@ -194,4 +242,4 @@ def _assemble(paths: list[Path], headers: list[Header], sizes: list[int]) -> Ggu
     if len(headers) > 1 and said != len(tensors):
         raise NotGguf(f"{paths[0]}: names {said} tensors in all parts, they hold {len(tensors)}; fetch the parts again")
     first = headers[0]
-    return GgufFile(tuple(paths), tuple(sizes), first.metadata, first.alignment, MappingProxyType(tensors))
+    return GgufFile(tuple(paths), tuple(sizes), first.metadata, first.alignment, MappingProxyType(tensors), far)

@@ -11,7 +11,8 @@ allocate or loop without bound, or fail with any exception), it builds two numpy
 for 262,144 tokens and as many merges, where this takes 0.1 s), and it loses the exact bytes of a key's value,
 which the backbone file needs.
 
-This is the parser only: files split in parts, paths and tensor data are `gguf_file.py`, its one caller.
+This is the parser only: files split in parts, paths and tensor data are `gguf_file.py` and, for files on a web
+server, `http_model.py`: its callers.
 Invariant: any bytes whatever either parse or raise a ModelError, with memory and time bounded by
 MAX_HEADER_BYTES.
 """
@@ -21,7 +22,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Protocol
 
 from swarmnode.compute.ggml_types import BLOCK_TYPES, tensor_bytes
 from swarmnode.errors import NotGguf, TruncatedFile
@@ -61,10 +62,17 @@ class Header:
     tensors: tuple[TensorEntry, ...]
 
 
+class Readable(Protocol):
+    """A file that is read forward."""
+
+    def read(self, size: int, /) -> bytes | None:
+        """At most `size` bytes; nothing at the end."""
+
+
 class _Cursor:
     """Reads a file forward, keeping what it has read; never beyond the file's size or MAX_HEADER_BYTES."""
 
-    def __init__(self, file: IO[bytes], size: int, path: Path) -> None:
+    def __init__(self, file: Readable, size: int, path: Path | str) -> None:
         self._file, self._size, self.path = file, size, path
         self.buffer = bytearray()
         self.at = 0
@@ -126,8 +134,15 @@ def read_header(path: Path) -> tuple[Header, int]:
     """
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
-        cursor = _Cursor(file, size, path)
-        return _parse(cursor, size), size
+        return parse_header(file, size, path), size
+
+
+def parse_header(file: Readable, size: int, path: Path | str) -> Header:
+    """The header that `file`, of `size` bytes in all, begins with; errors name it `path`.
+
+    Raises NotGguf, TruncatedFile, and whatever `file.read` raises.
+    """
+    return _parse(_Cursor(file, size, path), size)
 
 
 def _parse(cursor: _Cursor, size: int) -> Header:
@@ -139,7 +154,7 @@ def _parse(cursor: _Cursor, size: int) -> Header:
         raise NotGguf(f"{path}: not a GGUF file (it begins with {bytes(cursor.buffer[:4])!r})")
     version = cursor.u32("version")
     if version & 0xFFFF == 0:
-        raise NotGguf(f"{path}: a big-endian GGUF file; convert it with `gguf-convert-endian {path.name} little`")
+        raise NotGguf(f"{path}: a big-endian GGUF file; convert it with `gguf-convert-endian FILE little`")
     if version not in VERSIONS:
         raise NotGguf(f"{path}: GGUF version {version}; this program reads versions 2 and 3")
     n_tensors, n_keys = cursor.u64("tensor count"), cursor.u64("key count")
@@ -204,7 +219,7 @@ def _read_tensor_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, ne, cursor.u32(name), cursor.u64(name)
 
 
-def _alignment(metadata: Metadata, path: Path) -> int:
+def _alignment(metadata: Metadata, path: Path | str) -> int:
     if "general.alignment" not in metadata:
         return DEFAULT_ALIGNMENT
     value = metadata["general.alignment"]
@@ -215,7 +230,7 @@ def _alignment(metadata: Metadata, path: Path) -> int:
 
 
 def _place(
-    info: tuple[str, tuple[int, ...], int, int], data_offset: int, alignment: int, size: int, path: Path
+    info: tuple[str, tuple[int, ...], int, int], data_offset: int, alignment: int, size: int, path: Path | str
 ) -> TensorEntry:
     name, ne, ggml_type, offset = info
     if ggml_type not in BLOCK_TYPES:

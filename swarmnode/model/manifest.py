@@ -6,6 +6,10 @@ sites with their recipes, one SHA-256 per (site, expert), and the tokenizer's ha
 else (not on paths, on how the source is split, on the model's name, or on the backbone's own weights, which
 workers never see).
 
+A model on a web server that nobody has read whole has "" for the digests that are not known. There `model_hash` also
+covers the files themselves (address, size, the server's tag) and where in them each tensor lies: it says "these bytes,
+from there". Such an expert can be verified by nobody, so it is taken from that address alone, never from a peer.
+
 Written by onboarding, read by workers and backbones, also from other nodes: `load_manifest` and
 `decode_manifest` take nothing on trust.
 """
@@ -24,6 +28,7 @@ from swarmnode.errors import CorruptSlice, ManifestMismatch, ModelError
 from swarmnode.model.atomic_file import write_atomically
 from swarmnode.model.digests import Digests, digest_experts
 from swarmnode.model.gguf_file import GgufFile, GgufTensor
+from swarmnode.model.http_url import MAX_TAG, MAX_URL, is_public_url
 from swarmnode.model.slicing import SliceShape, slice_shape
 
 __all__ = [
@@ -45,13 +50,20 @@ MAX_FILES = 99_999  # gguf-split numbers parts with five digits
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+MaybeDigest = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
 
 
-class SourceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of the GGUF that the manifest was made from: its name without folders, its bytes."""
+class SourceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One file of the GGUF that the manifest was made from: its name without folders, its bytes.
+
+    From a web server also `url`, where others may find it ("" where the address is nobody else's business: it has a
+    query), and `tag`, what the server calls this version of it (ETag, else Last-Modified).
+    """
 
     name: Name
     size: Count
+    url: Annotated[str, msgspec.Meta(max_length=MAX_URL)] = ""
+    tag: Annotated[str, msgspec.Meta(max_length=MAX_TAG)] = ""
 
 
 class ExpertTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,7 +81,8 @@ class ExpertTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """See the module. `digests[site][expert]` is over the expert's slices in the order of the site's tensors.
+    """See the module. `digests[site][expert]` is over the expert's slices in the order of the site's tensors, "" if
+    not known.
 
     `backbone_sha256` is over the written part of the backbone file (see `backbone_file.BackboneInfo`), "" if
     not known.
@@ -85,9 +98,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
     source_files: tuple[SourceFile, ...]
     tensors: tuple[ExpertTensor, ...]
     sites: tuple[Site, ...]
-    digests: tuple[tuple[Digest, ...], ...]
+    digests: tuple[tuple[MaybeDigest, ...], ...]
     tokenizer_hash: Digest
-    backbone_sha256: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
+    backbone_sha256: MaybeDigest
     shared_expert: bool
     model_hash: Digest
 
@@ -116,9 +129,17 @@ def tensor_shape(tensor: ExpertTensor) -> SliceShape:
     return slice_shape(tensor.name, tensor.ggml_type, tensor.ne)
 
 
-def build_manifest(gguf: GgufFile, sites: Sequence[Site], digests: Digests, *, backbone_sha256: str = "") -> Manifest:
+def build_manifest(
+    gguf: GgufFile,
+    sites: Sequence[Site],
+    digests: Digests,
+    *,
+    backbone_sha256: str = "",
+    source_files: Sequence[SourceFile] = (),
+) -> Manifest:
     """Put a manifest together from a model, its traced sites and `digest_experts`' result.
 
+    `source_files`: where they say more than the names and sizes of the files.
     Raises ManifestMismatch where they do not fit, DenseModel or NotGguf where the file is no MoE model.
     """
     experts = gguf.expert_tensors()
@@ -130,7 +151,8 @@ def build_manifest(gguf: GgufFile, sites: Sequence[Site], digests: Digests, *, b
         d_model=gguf.hyperparameter("embedding_length"),
         n_expert=gguf.hyperparameter("expert_count"),
         n_used=gguf.hyperparameter("expert_used_count"),
-        source_files=tuple(SourceFile(path.name, size) for path, size in zip(gguf.paths, gguf.sizes, strict=True)),
+        source_files=tuple(source_files)
+        or tuple(SourceFile(path.name, size) for path, size in zip(gguf.paths, gguf.sizes, strict=True)),
         tensors=tuple(_expert_tensor(tensor) for tensor in experts.values()),
         sites=tuple(sites),
         digests=digests,
@@ -156,7 +178,7 @@ def tokenizer_hash(gguf: GgufFile) -> str:
 def compute_model_hash(manifest: Manifest) -> str:
     """SHA-256 over what decides an expert's bits, in a canonical encoding: the same on every system."""
     used = sorted({name for site in manifest.sites for name in site.tensors})
-    parts = (
+    parts: tuple[object, ...] = (
         "swarmnode model 1",
         manifest.architecture,
         manifest.n_layers,
@@ -166,7 +188,16 @@ def compute_model_hash(manifest: Manifest) -> str:
         manifest.digests,
         manifest.tokenizer_hash,
     )
+    if not is_hashed(manifest):
+        places = [(name, manifest.tensor(name).file, manifest.tensor(name).offset) for name in used]
+        files = [(source.name, source.size, source.url, source.tag) for source in manifest.source_files]
+        parts = ("unhashed", parts, files, places)
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+
+
+def is_hashed(manifest: Manifest) -> bool:
+    """Does every expert have a digest?"""
+    return all(all(digests) for digests in manifest.digests)
 
 
 def check_manifest(manifest: Manifest) -> None:
@@ -184,6 +215,11 @@ def check_manifest(manifest: Manifest) -> None:
             source.name.isprintable() and not set(source.name) & set("/\\:") and source.name not in (".", ".."),
             f"source file name {source.name!r} is no plain file name; rename the file",
         )
+        _require(
+            not source.url or is_public_url(source.url),
+            f"source file {source.name!r} has an address that is none: {source.url[:100]!r}",
+        )
+        _require(source.tag.isprintable(), f"source file {source.name!r} has a tag with control characters")
     _require(len({t.name for t in manifest.tensors}) == len(manifest.tensors), "a tensor appears twice")
     for tensor in manifest.tensors:
         _check_tensor(manifest, tensor)
