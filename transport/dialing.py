@@ -33,6 +33,7 @@ from transport.errors import (
     TransportError,
     Unreachable,
     WrongPeer,
+    format_addresses,
 )
 from transport.identity import PeerId
 from transport.proto.control_frames import CloseCode
@@ -161,12 +162,20 @@ class Dial:
         self._attempts.clear()
 
     def timed_out(self, timeout: float, no_path: str = "") -> TransportError:
-        """The error of a caller whose time is up. `no_path`: why the peer has no path."""
+        """The error of a caller whose time is up. `no_path`: why the peer has no path.
+
+        Where it could have come by a path, another node at one of its addresses is not the whole story: a private
+        address means somebody else in every network.
+        """
         wrong = [error for error in self._errors.values() if isinstance(error, WrongPeer)]
-        if wrong:
+        if wrong and not no_path:
             return wrong[0]
-        detail = "; ".join(filter(None, [*sorted({str(error) for error in self._errors.values()}), no_path]))
-        return Unreachable(self.key[0], self.addresses, timeout, detail, self.skipped)
+        others = {address for error in wrong for address in error.addresses}
+        taken = f"another node is at {format_addresses(sorted(others))}" if others else ""
+        failed = {str(error) for error in self._errors.values() if not isinstance(error, WrongPeer)}
+        detail = "; ".join(filter(None, [*sorted(failed), taken, no_path]))
+        tried = [address for address in self.addresses if address not in others]
+        return Unreachable(self.key[0], tried, timeout, detail, self.skipped)
 
     def _retry(self, target: Target) -> None:
         del self._retries[target]

@@ -25,6 +25,7 @@ from transport.config import TransportConfig
 from transport.connection import Connection, State
 from transport.dialing import Dial, Early, Key, Resolved, resolve
 from transport.errors import (
+    KEY_CONNECTED_ANEW,
     Address,
     ConfigError,
     ConnectionClosed,
@@ -90,7 +91,12 @@ class Endpoint:
     """One UDP socket, one identity, any number of connections in both roles. Made by `bind`."""
 
     def __init__(
-        self, identity: Identity, config: TransportConfig, listen: Address, admit: Admit | None, gate: Gate | None = None
+        self,
+        identity: Identity,
+        config: TransportConfig,
+        listen: Address,
+        admit: Admit | None,
+        gate: Gate | None = None,
     ) -> None:
         self.peer_id = identity.peer_id
         self._identity, self._config, self._admit, self._gate = identity, config, admit, gate
@@ -587,8 +593,7 @@ class Endpoint:
             self._left.move_to_end((live.peer, live.boot_id))
             if len(self._left) > MAX_REMEMBERED:
                 self._left.popitem(last=False)
-            reason = "your key has connected anew: this node has restarted, or another one uses its key"
-            live.end(CloseCode.REPLACED, reason, ConnectionReplaced("the peer has restarted"))
+            live.end(CloseCode.REPLACED, KEY_CONNECTED_ANEW, ConnectionReplaced("the peer has restarted"))
         known = self._boots.get(connection.peer)
         self._boots[connection.peer] = connection.boot_id
         self._boots.move_to_end(connection.peer)

@@ -134,6 +134,10 @@ class ConnectionLost(ConnectionClosed):
         super().__init__(0, detail, "network", f"connection lost: {detail}; dial again")
 
 
+# What a peer closes the connection of an earlier run with. For a run that is alive: another node has its key.
+KEY_CONNECTED_ANEW = "your key has connected anew: this node has restarted, or another one uses its key"
+
+
 class ConnectionReplaced(ConnectionClosed):
     """The same peer came back after a restart, or another connection to it won."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from transport.connection import Connection
 from transport.dialing import APPLICATION_ERROR, Dial, resolve
-from transport.errors import Address, HandshakeFailed, TransportError, Unreachable
+from transport.errors import Address, HandshakeFailed, TransportError, Unreachable, WrongPeer
 from transport.identity import PeerId
 
 PEER = PeerId(b"\x01" * 32)
@@ -40,6 +40,23 @@ def test_unreachable_says_what_was_tried_and_what_was_not() -> None:
     some_tried = str(Unreachable(PEER, [("127.0.0.1", 4)], 3.0, "silence", skipped))
     assert "did not answer at 127.0.0.1:4 within 3 s (silence); not tried: [::1]:5 (no IPv6)" in some_tried
     assert "no address is known" in str(Unreachable(PEER, (), 0.0))
+
+
+async def test_another_node_at_an_address_is_not_all_where_there_are_relays() -> None:
+    """A private address in a ticket is somebody else's at home."""
+    attempts = Attempts()
+    dial = Dial((PEER, "dispatch"), attempts.connect, lambda _: None)
+    dial.hope()
+    dial.add([("192.168.1.2", 4433)], {})
+    async with asyncio.timeout(5):
+        dial.attempt_ended(await attempts.made.get(), WrongPeer(PEER, "another", [("192.168.1.2", 4433)]))
+    assert isinstance(dial.timed_out(10.0), WrongPeer)
+    error = dial.timed_out(10.0, "it is not connected to http://relay.example")
+    assert str(error) == (
+        f"peer {PEER} cannot be dialled "
+        "(another node is at 192.168.1.2:4433; it is not connected to http://relay.example)"
+    )
+    dial.finish(error)
 
 
 class Attempts:
