@@ -117,8 +117,9 @@ class SwarmAuthority:
         expires = max(1, int(now + expires_s)) if expires_s else 0
         invitation = Invitation.issue(self._key, secret, id, expires=expires, uses=uses, role=role, open=open)
         with self._changing() as books:
-            for old in [i for i, one in books.issued.items() if not one.joined and one.objection(now) is not None]:
-                del books.issued[old]
+            if len(books.issued) >= MAX_INVITATIONS:  # else they stay: whoever comes with one is told what is wrong
+                for old in [i for i, one in books.issued.items() if not one.joined and one.objection(now) is not None]:
+                    del books.issued[old]
             if len(books.issued) >= MAX_INVITATIONS:
                 raise UsageError(f"this swarm has {MAX_INVITATIONS} tickets: give one out for more than one node")
             books.issued[id] = Issued(invitation, secret, int(now))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import re
 import socket
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any, Literal
 import platformdirs
 
 from swarmnode.errors import UsageError
+from swarmnode.membership import Ticket
 from transport.config import TransportConfig
 from transport.emulation import LinkEmulation
 from transport.errors import LocalFault
@@ -29,6 +31,7 @@ Role = Literal["backbone", "worker", "both"]
 Address = tuple[str, int]
 MAX_THREADS = 512  # what ggml's thread pool takes
 ROLES: tuple[Role, ...] = ("backbone", "worker", "both")
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([kmgt]?)(?:i?b)?", re.ASCII)
 
 _FILE_KEYS = frozenset(
     [
@@ -54,6 +57,10 @@ _FILE_KEYS = frozenset(
         "device",
         "gpu_layers",
         "source",
+        "ticket",
+        "memory",
+        "replicas",
+        "lan",
     ]
 )
 
@@ -98,7 +105,10 @@ class PeerAddress:
 class NodeConfig:
     """One node, complete and checked.
 
-    `experts` is None for a pure backbone. `mode` "exact" returns every expert's raw F32 row (the local run's bits),
+    A node of a swarm (`swarm`) founds it with a model, or joins with a `ticket`, by what it remembers, or through an
+    open door; `memory` is then what it gives to experts, in bytes, None for a share of what is free, and `replicas` how
+    many copies of an expert its founder wants on workers. Other nodes are wired by hand: `experts`, None for a pure
+    backbone, and `peers`. `mode` "exact" returns every expert's raw F32 row (the local run's bits),
     "partial" one weighted sum per worker and token in wire type `wire`. `device` is where experts are computed: "auto"
     (a GPU where llama.cpp was built for one), "cpu", or ggml's name of a device.
     """
@@ -106,7 +116,12 @@ class NodeConfig:
     state_dir: Path
     name: str
     role: Role
-    model: Path
+    model: Path | None
+    swarm: bool = False
+    ticket: Ticket | None = None
+    memory: int | None = None
+    replicas: int = 2
+    lan: bool = True
     experts: str | None = None
     source: Path | None = None
     listen: Address = ("127.0.0.1", 0)
@@ -132,22 +147,32 @@ class NodeConfig:
         """Does it serve experts?"""
         return self.role != "backbone"
 
+    @property
+    def founds_swarm(self) -> bool:
+        """Is it the one that brings the model, and plans?"""
+        return self.swarm and self.model is not None
+
 
 def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path) -> NodeConfig:
     """Merge flags (those not None) over the file. UsageError names the first value that cannot be meant."""
     values = dict(_read_file(file)) if file is not None else {}
     values.update({k: v for k, v in given.items() if v is not None and v != []})
-    model = values.get("model")
-    if not model:
-        raise UsageError("which model? give --model FILE (a GGUF or a model pack made by swarmnode onboard)")
-    experts = values.get("experts")
-    named = values.get("role") or ("worker" if experts else "backbone")
+    model, experts = values.get("model"), values.get("experts")
+    ticket = Ticket.parse(str(values["ticket"])) if values.get("ticket") else None
+    swarm = _is_of_a_swarm(values, ticket, state_dir)
+    founds = swarm and bool(model)
+    named = values.get("role") or ("worker" if experts or (swarm and not founds) else "backbone")
     role = next((r for r in ROLES if r == named), None)
     if role is None:
         raise UsageError(f"--role {named}: say backbone, worker or both")
+    if swarm and (experts or values.get("peers")):
+        what = "--experts" if experts else "--peer"
+        raise UsageError(f"{what} wires nodes by hand; a node of a swarm is told by its founder: leave {what} out")
+    if founds and role == "worker":
+        raise UsageError("--role worker with --model: who brings the model generates; a worker needs a ticket only")
     if role == "backbone" and experts:
         raise UsageError(f"--role backbone with --experts {experts}: a backbone serves none; say --role both")
-    if role != "backbone" and not experts:
+    if role != "backbone" and not experts and not swarm:
         raise UsageError("a worker needs --experts: all · 2/3 · 0-4,9 · 0:0-4;2:1,3")
     mode, wire = str(values.get("mode", "exact")), str(values.get("wire", "f32"))
     if mode not in ("exact", "partial") or wire not in ("f32", "f16"):
@@ -176,10 +201,15 @@ def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path
         state_dir=state_dir,
         name=str(values.get("name") or _host_name())[:64],
         role=role,
-        model=_path(model, "model"),
+        model=_path(model, "model") if model else None,
+        swarm=swarm,
+        ticket=ticket,
+        memory=parse_size(values["memory"], "memory") if values.get("memory") is not None else None,
+        replicas=_number(values, "replicas", 2, 1, 8),
+        lan=bool(values.get("lan", True)),
         experts=str(experts) if experts else None,
         source=_path(source, "source") if source else None,
-        listen=_listen(values.get("listen"), peers, transport),
+        listen=_listen(values.get("listen"), peers, transport, swarm=swarm),
         peers=peers,
         open=bool(values.get("open", False)),
         mode="exact" if mode == "exact" else "partial",
@@ -254,14 +284,39 @@ def _advertised(values: Sequence[Any]) -> tuple[Address, ...]:
         raise UsageError(f"--advertise: {error}") from None
 
 
-def _listen(given: Any, peers: Sequence[PeerAddress], transport: TransportConfig) -> Address:
+def _is_of_a_swarm(values: Mapping[str, Any], ticket: Ticket | None, state_dir: Path) -> bool:
+    """With a ticket; with a model and nothing that is wired by hand; as before; or through an open door."""
+    if ticket is not None:
+        if values.get("model"):
+            raise UsageError("a ticket and --model: the swarm has its model; leave --model out to join it")
+        return True
+    if values.get("model"):
+        return not values.get("experts") and not values.get("peers") and values.get("role") != "worker"
+    if values.get("experts") or values.get("peers"):
+        raise UsageError("which model? give --model FILE (a GGUF or a model pack made by swarmnode onboard)")
+    if values.get("open") or (state_dir / "swarm").is_dir():
+        return True
+    raise UsageError("give --model FILE to found a swarm, or the ticket that swarmnode ticket prints there to join one")
+
+
+def parse_size(value: Any, what: str) -> int:
+    """Bytes from a text such as 800M, 8G, 1.5 GiB or 1048576. UsageError with examples."""
+    match = _SIZE.fullmatch(str(value).strip().lower())
+    size = float(match[1]) * 1024 ** " kmgt".index(match[2] or " ") if match else 0.0
+    if not 1 <= size < 1 << 60:
+        raise UsageError(f"--{what} {str(value)[:40]}: give a size such as 800M or 8G")
+    return int(size)
+
+
+def _listen(given: Any, peers: Sequence[PeerAddress], transport: TransportConfig, *, swarm: bool) -> Address:
     """Where to listen: this machine only, unless told otherwise, or a peer, a relay or what we advertise is
-    elsewhere."""
+    elsewhere, or others are to join."""
     hosts = [known.address[0] for known in peers if known.address is not None]
     hosts += [parse_relay_url(url).host for url in transport.relays]
     hosts += [host for host, _ in transport.advertise]
     elsewhere = [host for host in hosts if not is_loopback_host(host)]
-    listen = parse_address(str(given)) if given is not None else (any_host() if elsewhere else "127.0.0.1", 0)
+    anywhere = swarm or bool(elsewhere)
+    listen = parse_address(str(given)) if given is not None else (any_host() if anywhere else "127.0.0.1", 0)
     if transport.advertise and not listen[1]:
         told = format_address(transport.advertise[0])
         raise UsageError(f"--advertise {told}: give --listen with a port too, the one that a router forwards to")
@@ -284,7 +339,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: relays is a list of URLs")
     if not isinstance(values.get("advertise", []), list):
         raise UsageError(f"{path}: advertise is a list of HOST:PORT")
-    for key in ("open", "local_experts", "port_mapping"):
+    for key in ("open", "local_experts", "port_mapping", "lan"):
         if not isinstance(values.get(key, True), bool):
             raise UsageError(f"{path}: {key} is true or false, not {values[key]!r}")
     return values

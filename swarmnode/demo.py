@@ -94,7 +94,7 @@ async def run_demo(options: DemoOptions, view: View) -> Json:
         view.stage("onboarding the model: backbone file and manifest")
         pack = await asyncio.to_thread(onboard, options.model, folder / "pack")
         view.stage("running the model as one plain local process")
-        local = await asyncio.to_thread(_local_run, pack.source or options.model, request)
+        local = await asyncio.to_thread(local_run, pack.source or options.model, request)
         view.stage(f"starting {options.workers} workers and a backbone")
         async with LocalSwarm(folder, pack.path) as swarm:
             quic = ["--quic", options.quic] if options.quic else []
@@ -113,7 +113,7 @@ async def run_demo(options: DemoOptions, view: View) -> Json:
         return _report(local, tokens, result, sites, status)
 
 
-def _local_run(model_file: Path, request: GenerateRequest) -> tuple[list[TokenEvent], GenerateResult]:
+def local_run(model_file: Path, request: GenerateRequest) -> tuple[list[TokenEvent], GenerateResult]:
     """The reference: the same file, prompt, batch shapes and sampler in one llama.cpp process without a hook."""
     model = LlamaModel(model_file, remote_experts=False)
     try:

@@ -2,6 +2,9 @@
 
 Each process has its own identity and state below one folder. They end with this process however it ends: a node that is
 started with --stop-on-eof stops when its standard input closes.
+
+    LocalSwarm     wired by hand: workers with given experts, one backbone that is told their addresses
+    FoundedSwarm   runs itself: a founder, and nodes that join with its ticket and are told what to hold
 """
 
 from __future__ import annotations
@@ -34,14 +37,17 @@ class NodeProcess:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, name: str, folder: Path, arguments: Sequence[str]) -> NodeProcess:
-        """Start and wait until it is ready. SwarmnodeError with the node's own line when it is not."""
+    async def start(cls, name: str, folder: Path, arguments: Sequence[str], module: str = "swarmnode") -> NodeProcess:
+        """Start and wait until it is ready. SwarmnodeError with the node's own line when it is not.
+
+        `module` takes the same command line, such as a benchmark's that changes something about the node.
+        """
         state = folder / name
         state.mkdir(parents=True, exist_ok=True)
         log = state / "stderr.txt"
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "swarmnode", "up", "--json", "--stop-on-eof",
+                sys.executable, "-m", module, "up", "--json", "--stop-on-eof",
                 "--name", name, "--state", str(state), *arguments,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -78,6 +84,10 @@ class NodeProcess:
         """All events of this name so far."""
         return [e for e in self._events if e["event"] == event]
 
+    def forget_events(self) -> None:
+        """`wait_for` counts from here on."""
+        self._events.clear()
+
     async def status(self) -> Json:
         """The node's `status`."""
         status: Json = (await request_one(self.state, "status"))["status"]
@@ -89,7 +99,8 @@ class NodeProcess:
 
     def kill(self) -> None:
         """End it as a crash would (SIGKILL)."""
-        self.process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
 
     async def stop(self) -> int:
         """End it as Ctrl-C would; by force where it does not end. Returns the exit code."""
@@ -165,3 +176,53 @@ class LocalSwarm:
         """End all processes."""
         nodes = [*([self.backbone] if hasattr(self, "backbone") else []), *self.workers]
         await asyncio.gather(*(node.stop() for node in nodes))
+
+
+class FoundedSwarm:
+    """A founder and the nodes that joined it, all processes on this machine. Use as an async context manager.
+
+    `nodes` are all by name, the founder too; `ticket` is the one that the founder printed.
+    """
+
+    def __init__(self, folder: Path, model: Path, *, threads: int = 1) -> None:
+        self._folder, self._model = folder, model
+        self._common = ("--listen", "127.0.0.1:0", "--no-lan", "--threads", str(threads))
+        self.nodes: dict[str, NodeProcess] = {}
+        self.ticket = ""
+
+    async def __aenter__(self) -> FoundedSwarm:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.stop()
+
+    @property
+    def founder(self) -> NodeProcess:
+        """The founder's process, of its last start."""
+        return self.nodes["founder"]
+
+    async def found(self, *arguments: str) -> NodeProcess:
+        """Start the founder, or start it again, and wait for its ticket."""
+        node = await self._start("founder", ["--model", str(self._model), *arguments])
+        self.ticket = (await node.wait_for("ticket"))["ticket"]
+        return node
+
+    async def join(self, name: str, *arguments: str, ticket: str | None = None) -> NodeProcess:
+        """Start a node that joins with a ticket, the founder's own unless another is given; wait until it serves."""
+        return await self._start(name, [self.ticket if ticket is None else ticket, *arguments])
+
+    async def again(self, name: str, *arguments: str) -> NodeProcess:
+        """Start a node that was a member before: it needs no ticket."""
+        return await self._start(name, list(arguments))
+
+    async def stop(self) -> None:
+        """End all processes at once: those who would hand over have nobody to do it for."""
+        nodes = list(self.nodes.values())
+        for node in nodes:
+            node.kill()
+        await asyncio.gather(*(node.stop() for node in nodes))
+
+    async def _start(self, name: str, arguments: Sequence[str]) -> NodeProcess:
+        node = await NodeProcess.start(name, self._folder, [*arguments, *self._common])
+        self.nodes[name] = node
+        return node

@@ -3,6 +3,9 @@
     start  identity → control channel → model pack → slices and engine → endpoint → worker → backbone → links to peers
     close  the same backwards: no new work, drain, withdraw, close
 
+A node of a swarm comes in before it knows the model, and holds what it is told (`swarm_part.py`); one that is wired by
+hand has its peers and its experts from its flags.
+
 Events are handed to `emit` (name and fields) as they happen; the command line prints them.
 """
 
@@ -10,51 +13,55 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import msgspec
-import psutil
-
-from swarmnode import __version__, parts
+from swarmnode import parts
 from swarmnode.backbone.runner import GenerationRunner
-from swarmnode.backbone.session import GenerateRequest, GenerateResult
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.ggml import engine_build
 from swarmnode.compute.recipe import recipes_hash
-from swarmnode.config import NodeConfig, PeerAddress, format_address, is_loopback_host, reachable_host
-from swarmnode.control import ControlServer, Json, Send
+from swarmnode.config import NodeConfig, format_address, is_loopback_host, reachable_host
+from swarmnode.control import ControlServer
+from swarmnode.coordination.coordinator import Coordinator
+from swarmnode.coordination.lead import Lead
+from swarmnode.coordination.messages import Message
+from swarmnode.coordination.planning import RoutingFile, plan_request
+from swarmnode.dispatch.call import CallPolicy
 from swarmnode.dispatch.client import ExpertClient
 from swarmnode.dispatch.hello import ModelKey
+from swarmnode.dispatch.lane import dispatch_lane
 from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.dispatch.worker import ExpertWorker
-from swarmnode.errors import Cancelled, ControlError, DispatchError, UsageError
-from swarmnode.experts_spec import format_holdings
+from swarmnode.errors import Cancelled, DispatchError, JoinRefused, SwarmnodeError
 from swarmnode.network_events import NetworkEvents
+from swarmnode.node_status import node_status
 from swarmnode.onboard import ModelPack
+from swarmnode.operations import Operations
 from swarmnode.peer_links import PeerLinks
-from swarmnode.pings import checked_numbers, chosen_peer, ping_peer
+from swarmnode.placement.request import Holdings
 from swarmnode.rates import Rates
-from swarmnode.snapshot import peer_rows, site_rows, traffic, transport_row, unconnected
-from swarmnode.status import GenerationStatus, NodeStatus, PeerStatus, SiteStatus, TransportStatus
+from swarmnode.screening import Screening
+from swarmnode.snapshot import traffic
+from swarmnode.status import NodeStatus
+from swarmnode.swarm_part import SwarmPart
 from transport.connection import Connection
 from transport.endpoint import Endpoint
-from transport.errors import EndpointClosed, TransportError
+from transport.errors import Address, EndpointClosed, TransportError
 from transport.identity import Identity, PeerId
+from transport.stream import Stream
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 WRONG_LANE = 1  # close code: the peer does not do what the lane is for
 _RATE_INTERVAL = 1.0  # seconds between two readings of the connections' counters
-
-
-def dispatch_lane(caller: PeerId) -> str:
-    """The lane on which `caller` calls experts of the other node. The same whoever dials, so that two nodes that serve
-    each other have one connection per direction."""
-    return f"dispatch:{caller.short}"
 
 
 def _close(part: Closable | None) -> None:
@@ -75,19 +82,25 @@ class Node:
     def __init__(self, config: NodeConfig, emit: parts.Report) -> None:
         self.config = config
         self.emit = emit
-        self._started = time.monotonic()
+        self.started = time.monotonic()
         self._cleanup: list[Callable[[], Awaitable[None]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._rates = Rates()
+        self.rates = Rates()
         self.pack: ModelPack
         self.endpoint: Endpoint
         self.worker: ExpertWorker | None = None
         self.client: ExpertClient | None = None
         self.runner: GenerationRunner | None = None
-        self._links: PeerLinks | None = None
+        self.links: PeerLinks | None = None
         self._network = NetworkEvents(emit)
         self._adopted: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._engine: ExpertEngine | None = None
+        self.operations = Operations(self)
+        self.swarm: SwarmPart | None = None
+        self._routing: RoutingFile | None = None
+        self.is_ready = False
+        self.over = asyncio.Event()  # it cannot go on, for `why_over`
+        self.why_over: SwarmnodeError | None = None
+        self.engine: ExpertEngine | None = None
         self._worker_parts: parts.WorkerParts | None = None
         self._stopping = threading.Event()
 
@@ -108,43 +121,154 @@ class Node:
     async def _start(self) -> None:
         config = self.config
         identity = Identity.load_or_create(config.state_dir / "identity.key")
-        control = ControlServer(config.state_dir, self._on_control)
+        control = ControlServer(config.state_dir, self.operations.answer)
         await control.start()
         self._cleanup.append(control.close)
-        self.pack = await self._in_thread(lambda: parts.resolve_pack(config.model, self._report))
-        manifest = self.pack.manifest
-        key = ModelKey(manifest.model_hash, recipes_hash(manifest.sites), engine_build(), manifest.name)
+        if config.swarm:
+            await self._start_in_swarm(identity)
+        else:
+            await self._start_by_hand(identity)
+        self._task(self._sample_rates(), "rates")
+        self.is_ready = True
+        self.emit("ready", peer=str(self.endpoint.peer_id), address=self.address, role=config.role, model=self._model)
+        if self.swarm is not None and self.swarm.entry.authority is not None:
+            self.emit("ticket", ticket=str(self.swarm.standing_ticket()))
+
+    async def _start_by_hand(self, identity: Identity) -> None:
+        config = self.config
+        self.pack = await self._in_thread(lambda: parts.resolve_pack(self._model_path, self._report))
         if config.is_worker:
-            made = await self._in_thread(lambda: parts.WorkerParts(config, self.pack, self._report), _close)
-            self._closing(made.close)
-            self._engine = made.engine
-            self._worker_parts = made
+            await self._make_worker_parts()
         self.endpoint = await Endpoint.bind(identity, config.transport, listen=config.listen, admit=self._admit)
+        links = self._use_endpoint()
+        self._start_worker()
+        if config.is_backbone:
+            await self._start_backbone()
+        for peer, lane in self._wanted_links():
+            links.want(peer, lane)
+        self._task(self._accept(), "accept")
+
+    async def _start_in_swarm(self, identity: Identity) -> None:
+        config = self.config
+        swarm = SwarmPart(config, identity, self.emit, self._task)
+        swarm.on_over = self._end
+        await swarm.enter()
+        if config.founds_swarm:
+            self.pack = await self._in_thread(lambda: parts.resolve_pack(self._model_path, self._report))
+        transport = replace(config.transport, relays=swarm.entry.relays)
+        self.endpoint = await Endpoint.bind(identity, transport, listen=config.listen, gate=swarm)
+        links = self._use_endpoint()
+        self.swarm = swarm
+        self._task(self._accept(), "accept")
+        await swarm.begin(self.endpoint, links)
+        self._cleanup.append(swarm.close)
+        if not config.founds_swarm:
+            self.pack = await swarm.find_model()
+        if config.is_worker:
+            await self._make_worker_parts()
+            self._start_worker()
+            assert self.worker is not None
+            assert self._worker_parts is not None
+            await swarm.serve(self.worker, self._worker_parts.store, self.pack)
+            self._cleanup.append(swarm.end_serving)
+        if config.is_backbone:
+            await self._start_backbone()
+            swarm.client = self.client
+            swarm.generates(self.pack)
+            swarm.on_members = self._want_workers
+            self._want_workers()
+        if config.founds_swarm:
+            self._start_lead(swarm)
+
+    def _use_endpoint(self) -> PeerLinks:
         self._cleanup.append(self.endpoint.close)
         self.endpoint.on_news = self._network
         self._cleanup.append(self._end_tasks)
         self._cleanup.append(self._end_news)
-        if self._engine is not None:
-            self.worker = ExpertWorker(self._engine, manifest.sites, model=key, name=config.name)
-            self._cleanup.append(self.worker.close)
-        if config.is_backbone:
-            await self._start_backbone(key)
-        self._links = PeerLinks(self.endpoint, self._wanted_links(), self._adopt)
-        self._cleanup.append(self._links.close)
-        self._links.start()
-        self._task(self._accept(), "accept")
-        self._task(self._sample_rates(), "rates")
-        self.emit("ready", peer=str(self.endpoint.peer_id), address=self.address, role=config.role, model=manifest.name)
+        self.links = PeerLinks(self.endpoint, self._addresses_of, self._first, self._adopt)
+        self._cleanup.append(self.links.close)
+        return self.links
 
-    async def _start_backbone(self, key: ModelKey) -> None:
+    async def _make_worker_parts(self) -> None:
+        made = await self._in_thread(lambda: parts.WorkerParts(self.config, self.pack, self._report), _close)
+        self._closing(made.close)
+        self.engine = made.engine
+        self._worker_parts = made
+
+    def _start_worker(self) -> None:
+        if self.engine is not None:
+            sites = self.pack.manifest.sites
+            self.worker = ExpertWorker(self.engine, sites, model=self._key, name=self.config.name)
+            self._cleanup.append(self.worker.close)
+
+    def _start_lead(self, swarm: SwarmPart) -> None:
+        assert self._routing is not None
+        manifest, config = self.pack.manifest, self.config
+        budget = swarm.local_budget(manifest) if self._has_local else 0
+        swarm.leads(
+            Lead(
+                Coordinator(
+                    plan_request(
+                        manifest,
+                        partial=config.mode == "partial",
+                        value_bytes=2 if config.wire == "f16" else 4,
+                        replicas=config.replicas,
+                        local_budget=budget,
+                    ),
+                    after=int(time.time() * 1000),
+                ),
+                self,
+                self._routing.stats,
+                model=bytes.fromhex(manifest.model_hash),
+                n_expert=[site.n_expert for site in manifest.sites],
+                emit=self.emit,
+            )
+        )
+
+    @property
+    def _key(self) -> ModelKey:
+        manifest = self.pack.manifest
+        return ModelKey(manifest.model_hash, recipes_hash(manifest.sites), engine_build(), manifest.name)
+
+    @property
+    def _model(self) -> str:
+        return self.pack.manifest.name
+
+    @property
+    def _model_path(self) -> Path:
+        assert self.config.model is not None
+        return self.config.model
+
+    async def _start_backbone(self) -> None:
         config, pack = self.config, self.pack
         local = await self._in_thread(
             lambda: parts.local_engine(config, pack, self._worker_parts, self._report), _close
         )
         if local is not None:
             self._closing(local.close)
-        options = DispatchOptions(mode=config.mode, wire_out=config.wire, wire_back=config.wire)
-        client = ExpertClient(pack.manifest.sites, model=key, options=options, local=local, node=config.name)
+        options = DispatchOptions(
+            mode=config.mode, wire_out=config.wire, wire_back=config.wire, call=CallPolicy(patient=config.swarm)
+        )
+        self._has_local = local is not None
+        if config.founds_swarm:
+            file = config.state_dir / "routing.bin"
+            self._routing = await asyncio.to_thread(RoutingFile, file, pack.manifest)
+            self._cleanup.append(self._routing.save)
+        screening: Screening | None = None
+        if local is not None and pack.source is not None and config.mode == "exact":
+            source = pack.source
+            screening = await self._in_thread(lambda: Screening(pack.manifest, source), _close)
+            self._closing(screening.close)
+        client = ExpertClient(
+            pack.manifest.sites,
+            model=self._key,
+            options=options,
+            local=local,
+            node=config.name,
+            on_routing=self._routing.stats.note if self._routing is not None else None,
+            on_quarantine=self._quarantined,
+            screen=screening.screen if screening is not None else None,
+        )
         self.client = client
         self._cleanup.append(client.close)
         session = await self._in_thread(lambda: parts.load_session(config, pack, client, self._report), _close)
@@ -152,8 +276,14 @@ class Node:
         self._closing(session.close)
         self._cleanup.append(self.runner.close)
 
-    async def close(self) -> None:
-        """End everything in the reverse order of starting. Safe to call twice."""
+    async def close(self, hurry: asyncio.Event | None = None) -> None:
+        """End everything in the reverse order of starting. Safe to call twice.
+
+        A worker of a swarm hands over first; `hurry` ends the wait for that.
+        """
+        if self.swarm is not None and self.is_ready:
+            self.is_ready = False
+            await self.swarm.hand_over(hurry)
         self._stopping.set()
         while self._cleanup:
             step = self._cleanup.pop()
@@ -186,11 +316,11 @@ class Node:
 
         self._cleanup.append(step)
 
-    def _task(self, work: Awaitable[None], name: str) -> None:
-        task = asyncio.ensure_future(work)
-        task.set_name(name)
+    def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
+        return task
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -218,38 +348,73 @@ class Node:
     async def _accept(self) -> None:
         with contextlib.suppress(EndpointClosed):
             while True:
-                await self._adopt(await self.endpoint.accept())
+                connection = await self.endpoint.accept()
+                try:
+                    await self._adopt(connection)
+                except Exception as error:  # one connection's trouble is not the others'
+                    log.exception("adopt_failed peer=%s lane=%s", connection.peer.short, connection.lane)
+                    self.emit("task-failed", task="accept", error=f"{type(error).__name__}: {error}")
+                    await connection.close(WRONG_LANE, "internal error")
 
-    def _wanted_links(self) -> list[tuple[PeerAddress, str]]:
+    def _wanted_links(self) -> list[tuple[PeerId, str]]:
         """Both directions that this node can take part in, whoever dials."""
         own = [dispatch_lane(self.endpoint.peer_id)] if self.config.is_backbone else []
         return [
-            (known, lane)
+            (known.peer, lane)
             for known in self.config.peers
             for lane in [*own, *([dispatch_lane(known.peer)] if self.config.is_worker else [])]
         ]
 
-    async def _adopt(self, connection: Connection) -> None:
+    def _want_workers(self) -> None:
+        """Be connected to every member that serves experts of this model."""
+        assert self.swarm is not None
+        assert self.links is not None
+        lane, model = dispatch_lane(self.endpoint.peer_id), bytes.fromhex(self.pack.manifest.model_hash)[:8]
+        records = self.swarm.member.records()
+        workers = {record.peer for record in records if record.role != "backbone" and record.model == model}
+        linked = {peer for peer, wanted in self.links.wanted() if wanted == lane}
+        for peer in workers - linked:
+            self.links.want(peer, lane)
+        for peer in linked - workers:
+            self.links.unwant(peer, lane)
+
+    def _addresses_of(self, peer: PeerId) -> list[Address]:
+        if self.swarm is not None:
+            return self.swarm.member.addresses_of(peer)
+        return [address for known in self.config.peers if known.peer == peer for address in known.addresses]
+
+    def _first(self, lane: str) -> bytes:
+        """What goes with a dial for this lane: on our own, our client's greeting, a round trip early."""
+        if self.client is None or lane != dispatch_lane(self.endpoint.peer_id):
+            return b""
+        return self.client.greeting
+
+    async def _adopt(self, connection: Connection, greeted: Stream | None = None) -> None:
         """Give a connection to the one that uses it: we call on our own lane, and serve the peer on the peer's.
 
-        Called once per dial and once per accept, so twice for a connection that both sides dialled.
+        Called once per dial and once per accept, so twice for a connection that both sides dialled. `greeted`: the
+        stream on which our client's greeting went out with the dial.
         """
+        if self.swarm is not None and self.swarm.adopt(connection):
+            return
         if connection in self._adopted:
+            if greeted is not None:  # the same peer was configured twice: one greeting is enough
+                greeted.reset(0)
             return
         self._adopted.add(connection)
         peer = connection.peer
         self._network.connected(peer, connection.stats())
         if connection.lane == dispatch_lane(self.endpoint.peer_id) and self.client is not None:
-            self._task(self._attach(connection, self.client), f"attach {peer.short}")
+            self._task(self._attach(connection, self.client, greeted), f"attach {peer.short}")
         elif connection.lane == dispatch_lane(peer) and self.worker is not None:
             self._task(self._serve(connection, self.worker), f"serve {peer.short}")
         else:
             reason = "this node serves no experts" if self.worker is None else "this node calls no experts"
             await connection.close(WRONG_LANE, reason)
 
-    async def _attach(self, connection: Connection, client: ExpertClient) -> None:
+    async def _attach(self, connection: Connection, client: ExpertClient, greeted: Stream | None) -> None:
         try:
-            worker = await client.attach(connection)
+            worker = await client.attach(connection, greeted)
         except (DispatchError, TransportError) as error:
             self._forget(connection.peer)
             self.emit("not-attached", peer=str(connection.peer), error=str(error))
@@ -276,119 +441,39 @@ class Node:
             now = time.monotonic()
             totals = traffic(self.endpoint.connections())
             for peer, (out, back) in totals.items():
-                self._rates.update(peer, now, out, back)
-            self._rates.keep_only(totals)
+                self.rates.update(peer, now, out, back)
+            self.rates.keep_only(totals)
             await asyncio.sleep(_RATE_INTERVAL)
 
-    # ---- control channel
+    # ---- what the lead asks (lead.Swarm)
 
-    async def _on_control(self, op: str, arguments: Json, send: Send) -> None:
-        if op == "status":
-            await send({"event": "status", "status": msgspec.to_builtins(self.status())})
-        elif op == "peers":
-            await send({"event": "peers", "peers": msgspec.to_builtins(self.status().peers)})
-        elif op == "generate":
-            await self._generate(arguments, send)
-        elif op == "ping":
-            await self._ping(arguments, send)
-        else:
-            raise ControlError(f"this node does not know the operation {op!r}; is the command another version?")
+    def send(self, peer: PeerId, message: Message) -> bool:
+        """See lead.Swarm."""
+        return self.swarm is not None and self.swarm.member.mesh.send(peer, message)
 
-    async def _generate(self, arguments: Json, send: Send) -> None:
-        if self.runner is None:
-            raise UsageError("this node is a worker: generate on a backbone (a node started without --experts)")
-        try:
-            request = msgspec.convert(arguments.get("request"), GenerateRequest, str_keys=True)
-        except msgspec.ValidationError as error:
-            raise UsageError(f"the request is not understood: {error}") from None
-        stream = self.runner.stream(request)
-        async with contextlib.aclosing(stream):
-            async for event in stream:
-                if isinstance(event, GenerateResult):
-                    sites = [msgspec.to_builtins(site) for site in self._sites()]
-                    await send({"event": "result", "result": msgspec.to_builtins(event), "sites": sites})
-                else:
-                    await send({"event": "token", **msgspec.to_builtins(event)})
+    def rtt_s(self, peer: PeerId) -> float:
+        """See lead.Swarm."""
+        seen = [one.stats().min_rtt_s for one in self.endpoint.connections() if one.peer == peer]
+        return min((rtt for rtt in seen if rtt is not None), default=0.0)
 
-    async def _ping(self, arguments: Json, send: Send) -> None:
-        """Ping a peer of this node, named by its id or the beginning of it, until `count` is reached or nobody asks."""
-        if not hasattr(self, "endpoint"):
-            raise ControlError("this node is still starting; ask again when it is ready")
-        known = {c.peer: PeerAddress(c.peer) for c in self.endpoint.connections()}
-        known |= {one.peer: one for one in self.config.peers}
-        target = chosen_peer(str(arguments.get("peer", "")), list(known.values()), self.endpoint.peer_id)
-        pings = ping_peer(self.endpoint, target, *checked_numbers(arguments.get("count"), arguments.get("interval")))
-        async with contextlib.aclosing(pings):
-            async for result in pings:
-                await send({"event": "ping", **msgspec.to_builtins(result)})
+    def recent(self, peer: PeerId) -> tuple[float | None, float] | None:
+        """See lead.Swarm."""
+        return self.client.recent(str(peer)) if self.client is not None else None
 
-    # ---- status
+    def keep_local(self, masks: Holdings) -> None:
+        """See lead.Swarm."""
+        if self.client is not None:
+            self.client.keep_local(masks)
+
+    def _quarantined(self, peer: str, why: str) -> None:
+        self.emit("quarantined", peer=peer, why=why)
+        if self.swarm is not None and self.swarm.lead is not None:
+            self.swarm.lead.stays_out(PeerId.parse(peer), why)
+
+    def _end(self, why: str) -> None:
+        self.why_over = JoinRefused(why)
+        self.over.set()
 
     def status(self) -> NodeStatus:
         """A snapshot; loop thread only. Works while the node is still starting."""
-        config = self.config
-        started = hasattr(self, "endpoint")
-        pack = getattr(self, "pack", None)
-        sites = pack.manifest.sites if pack is not None else ()
-        worker = self.worker.stats() if self.worker is not None else None
-        relays = [relay for relay in self.endpoint.relays() if relay.own] if started else []
-        return NodeStatus(
-            peer=str(self.endpoint.peer_id) if started else "",
-            name=config.name,
-            version=__version__,
-            role=config.role,
-            nat=self._nat() if started else "unknown",
-            addresses=self._addresses() if started else [],
-            relays=[relay.url for relay in relays if relay.up],
-            relay_problems={relay.url: relay.error or "not connected yet" for relay in relays if not relay.up},
-            model=pack.manifest.name if pack is not None else str(config.model),
-            holdings=format_holdings(self._engine.holdings, sites) if self._engine is not None else {},
-            memory=psutil.Process().memory_info().rss,
-            uptime_s=round(time.monotonic() - self._started, 3),
-            peers=self._peers() if started else [],
-            sites=self._sites(),
-            generation=self._generation(),
-            served_calls=worker.calls if worker is not None else 0,
-            served_rows=worker.pairs if worker is not None else 0,
-            served_busy_ms=round(worker.busy_s * 1e3, 3) if worker is not None else 0.0,
-            served_kernel_ms=round(self._engine.kernel_s * 1e3, 3) if self._engine is not None else 0.0,
-            transport=self._transport() if started else TransportStatus(),
-        )
-
-    def _transport(self) -> TransportStatus:
-        return transport_row(self.endpoint.quic_counters, self.endpoint.reach.counters())
-
-    def _nat(self) -> str:
-        around = self.endpoint.reach.surroundings
-        return around.nat.kind.name.lower() if around is not None else "unknown"
-
-    def _addresses(self) -> list[str]:
-        """Where this node listens, and where others may reach it."""
-        around = self.endpoint.reach.surroundings
-        told = [candidate.address for candidate in around.candidates] if around is not None else []
-        return [format_address(address) for address in dict.fromkeys([self.endpoint.address, *told])]
-
-    def _generation(self) -> GenerationStatus:
-        runner = self.runner
-        if runner is None:
-            return GenerationStatus(False, 0, 0.0)
-        return GenerationStatus(runner.active, runner.tokens, runner.last_tokens_per_s)
-
-    def _sites(self) -> list[SiteStatus]:
-        return site_rows(self.client.site_stats(), self.pack.manifest.sites) if self.client is not None else []
-
-    def _peers(self) -> list[PeerStatus]:
-        connections = self.endpoint.connections()
-        rows = peer_rows(
-            connections,
-            {view.peer: view for view in self.client.workers()} if self.client is not None else {},
-            [str(c.peer) for c in connections if c.lane == dispatch_lane(c.peer)],
-            self._rates,
-            time.monotonic(),
-            self.pack.manifest.sites,
-            self.endpoint.decision,
-        )
-        there = {row.peer for row in rows}
-        problems = self._links.problems if self._links is not None else {}
-        missing = [known for known in self.config.peers if str(known.peer) not in there]
-        return rows + [unconnected(known, problems.get(str(known.peer), "dialling")) for known in missing]
+        return node_status(self)

@@ -1,66 +1,115 @@
-"""Keeps configured peers connected: dials, watches, dials again with growing pauses. One task per peer and lane.
+"""Keeps wanted peers connected: dials, watches, dials again with growing pauses. One task per peer and lane.
 
-Not discovery, and no choice of paths: a peer and its addresses are given. Called by `node.py`.
+Not discovery, and no choice of paths: who is wanted is told, and where he may be is asked before each dial. Called by
+`node.py` and `coordination/mesh.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
-from swarmnode.config import PeerAddress
 from transport.connection import Connection
 from transport.endpoint import Endpoint
-from transport.errors import EndpointClosed, TransportError
+from transport.errors import Address, EndpointClosed, TransportError
+from transport.identity import PeerId
+from transport.stream import Stream
 
 FIRST_PAUSE, LAST_PAUSE = 0.2, 15.0  # seconds; doubled each time, with jitter so that nodes do not march in step
 STEADY = 30.0  # a connection that held this long starts the pauses from the beginning
 
-OnConnection = Callable[[Connection], Awaitable[None]]
+log = logging.getLogger(__name__)
+
+OnConnection = Callable[[Connection, Stream | None], Awaitable[None]]
+AddressesOf = Callable[[PeerId], Sequence[Address]]
+First = Callable[[str], bytes]
 
 
 class PeerLinks:
-    """`links` are the peers to dial, each with the lane to dial it for. `problems` tells, per peer, why one failed."""
+    """`want` and `unwant` links. `problems` tells, per peer, why the last dial failed or the connection ended.
+
+    `first` says what goes with the dial for a lane, b"" for nothing; the stream that it went out on is handed over too.
+    """
 
     def __init__(
-        self, endpoint: Endpoint, links: Sequence[tuple[PeerAddress, str]], on_connection: OnConnection
+        self, endpoint: Endpoint, addresses_of: AddressesOf, first: First, on_connection: OnConnection
     ) -> None:
-        self._endpoint, self._on_connection = endpoint, on_connection
-        self._links = links
+        self._endpoint, self._addresses_of = endpoint, addresses_of
+        self._first, self._on_connection = first, on_connection
         self.problems: dict[str, str] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[tuple[PeerId, str], asyncio.Task[None]] = {}
+        self._hurry: dict[tuple[PeerId, str], asyncio.Event] = {}
 
-    def start(self) -> None:
-        """Begin to dial."""
-        self._tasks = [
-            asyncio.create_task(self._keep(peer, lane), name=f"link {peer.peer.short}") for peer, lane in self._links
-        ]
+    def want(self, peer: PeerId, lane: str) -> None:
+        """Keep a connection to `peer` for `lane`; wanting it twice is wanting it once."""
+        key = (peer, lane)
+        if key not in self._tasks:
+            self._hurry[key] = asyncio.Event()
+            self._tasks[key] = asyncio.create_task(self._keep(peer, lane), name=f"link {peer.short} {lane}")
+
+    def unwant(self, peer: PeerId, lane: str) -> None:
+        """Stop dialling; a connection that is there stays as it is."""
+        task = self._tasks.pop((peer, lane), None)
+        self._hurry.pop((peer, lane), None)
+        if task is not None:
+            task.cancel()
+        if all(known != peer for known, _ in self._tasks):
+            self.problems.pop(str(peer), None)
+
+    def wanted(self) -> set[tuple[PeerId, str]]:
+        """All links that are kept."""
+        return set(self._tasks)
+
+    def hurry(self, peer: PeerId) -> None:
+        """There is news of this peer: dial now instead of sitting out a pause."""
+        for (known, _), event in self._hurry.items():
+            if known == peer:
+                event.set()
 
     async def close(self) -> None:
         """Stop dialling; connections stay as they are."""
-        for task in self._tasks:
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        self._hurry.clear()
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _keep(self, peer: PeerAddress, lane: str) -> None:
+    async def _keep(self, peer: PeerId, lane: str) -> None:
         loop = asyncio.get_running_loop()
+        hurry = self._hurry[peer, lane]
         pause = FIRST_PAUSE
-        key = str(peer.peer)
+        key = str(peer)
         while True:
+            hurry.clear()
             try:
-                connection = await self._endpoint.dial(peer.peer, peer.addresses, lane=lane)
+                connection, stream = await self._endpoint.dial_with(
+                    peer, self._addresses_of(peer), first=self._first(lane), lane=lane
+                )
             except EndpointClosed:
                 return
             except TransportError as error:
                 self.problems[key] = str(error).removeprefix(f"peer {key} ")
+            except Exception as error:  # the link is wanted all the same
+                log.exception("dial_failed peer=%s lane=%s", peer.short, lane)
+                self.problems[key] = f"{type(error).__name__}: {error}"
             else:
                 self.problems.pop(key, None)
                 began = loop.time()
-                await self._on_connection(connection)
+                try:
+                    await self._on_connection(connection, stream)
+                except Exception:
+                    log.exception("link_not_used peer=%s lane=%s", peer.short, lane)
+                    await connection.close(0, "internal error")
                 await connection.wait_closed()
                 self.problems[key] = str(connection.close_reason or "connection closed")
                 if loop.time() - began > STEADY:
                     pause = FIRST_PAUSE
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(pause * 2, LAST_PAUSE)
+            try:
+                async with asyncio.timeout(pause * random.uniform(0.5, 1.5)):
+                    await hurry.wait()
+                pause = FIRST_PAUSE
+            except TimeoutError:
+                pause = min(pause * 2, LAST_PAUSE)

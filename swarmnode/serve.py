@@ -26,8 +26,14 @@ def run_node(config: NodeConfig, *, as_json: bool, headless: bool, stop_on_eof: 
 
 
 async def _run(config: NodeConfig, printer: EventPrinter, stop_on_eof: bool) -> None:
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        if stop.is_set():
+            hurry.set()  # the second time: do not wait for others
+        stop.set()
+
     if stop_on_eof:
         threading.Thread(target=_wait_for_eof, args=(loop, stop), daemon=True).start()
     ending = [signal.SIGINT, signal.SIGTERM]
@@ -35,25 +41,29 @@ async def _run(config: NodeConfig, printer: EventPrinter, stop_on_eof: bool) -> 
         ending.append(signal.SIGHUP)
     for number in ending:
         try:
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, end)
         except NotImplementedError:  # Windows
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(end))
     node = Node(config, printer)
     starting = asyncio.ensure_future(node.start())
     stopping = asyncio.ensure_future(stop.wait())
+    over = asyncio.ensure_future(node.over.wait())
     try:
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({starting, stopping, over}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await starting
-            return
-        starting.result()
-        await stopping
-        printer("stopping")
+        else:
+            starting.result()
+            await asyncio.wait({stopping, over}, return_when=asyncio.FIRST_COMPLETED)
+            printer("stopping")
+        if node.why_over is not None:
+            raise node.why_over
     finally:
         stopping.cancel()
-        await node.close()
+        over.cancel()
+        await node.close(hurry)
         printer.finish()
 
 
@@ -97,7 +107,13 @@ class EventPrinter:
             sys.stdout.flush()
 
 
-_STAGES = {"onboard": "onboarding", "slices": "slices", "verify": "verifying", "load": "loading"}
+_STAGES = {
+    "onboard": "onboarding",
+    "slices": "slices",
+    "backbone": "fetching the backbone file",
+    "verify": "verifying",
+    "load": "loading",
+}
 _LINES = {
     "ready": "ready: {role} of {model}\n  {address}",
     "connected": "connected to {peer} ({path})",
@@ -110,6 +126,20 @@ _LINES = {
     "relay-left": "relay {url} left: {reason}",
     "relay-failed": "relay {url} not connected: {reason}; trying on",
     "stopping": "stopping",
+    "ticket": "to let devices in, run there:\n  swarmnode up {ticket}",
+    "waiting-for-model": "a member of the swarm; waiting for its model",
+    "model": "the swarm runs {name}",
+    "member": "{role} {name} is here ({peer:.8})",
+    "member-gone": "{peer:.8} is gone",
+    "member-expelled": "{peer:.8} was expelled",
+    "key-in-use": "{error}",
+    "joined": "{name} joined ({peer:.8})",
+    "holding": "holding {experts} experts",
+    "holding-trouble": "cannot hold what was assigned: {error}; trying again",
+    "handing-over": "handing over {experts} experts; Ctrl-C again to leave at once",
+    "discovery-problem": "{error}",
+    "plan-problem": "no new plan: {error}",
+    "quarantined": "worker {peer:.8} is not asked any more: {why}",
     "task-failed": "task {task} failed: {error}",
     "close-problem": "while closing: {error}",
 }
@@ -118,7 +148,20 @@ _LINES = {
 def _line(event: str, fields: dict[str, Any]) -> str:
     if event == "path":
         return _path_line(fields)
+    if event == "plan":
+        return _plan_line(fields)
     return _LINES[event].format(**fields) if event in _LINES else f"{event} {fields}"
+
+
+def _plan_line(fields: dict[str, Any]) -> str:
+    """As in "plan (a worker came): 9 experts here, 33 on 2 workers, 22 only in this node's file"."""
+    parts = [
+        f"{fields['local']} experts here",
+        f"{sum(fields['workers'].values())} on {len(fields['workers'])} workers",
+    ]
+    if fields["uncovered"]:
+        parts.append(f"{fields['uncovered']} only in this node's file")
+    return f"plan ({fields['why']}): {', '.join(parts)}"
 
 
 def _path_line(fields: dict[str, Any]) -> str:

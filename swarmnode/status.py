@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -55,7 +57,8 @@ class TransportStatus(msgspec.Struct, frozen=True):
 
     `quic`: datagrams of `unknown` connections, `unauthentic` batches (nothing in them was new and
     the peer's: repeated packets too, and a few of every handshake), connections that
-    `flooded` before they had authenticated.
+    `flooded` before they had authenticated, or were let in: `early_excess` had sent too much, `early_dropped` were
+    refused (or gave way to another one) with a request that nobody has seen.
     `disco`, sealed messages between peers: `pings_…`, `pongs_…`, `calls_…` that went out and came in, `pongs_unknown`
     (to no open ping: late, or not honest); refused: `forged`, `malformed`, `replayed`, `not_admitted`, `rationed`
     (from strangers, more per second than are looked at); `withheld`: own pings to unproven addresses above the ration.
@@ -73,10 +76,39 @@ class TransportStatus(msgspec.Struct, frozen=True):
     relays: dict[str, dict[str, int]] = {}
 
 
+class MemberStatus(msgspec.Struct, frozen=True):
+    """A member that is alive. `memory` is what it gives to experts, bytes; linked: messages go directly."""
+
+    peer: str
+    name: str
+    role: str
+    memory: int
+    linked: bool
+
+
+class SwarmStatus(msgspec.Struct, frozen=True):
+    """This node in its swarm. `budget` bytes are for experts, `held_bytes` of them are used; since it started
+    `given_bytes` of slices and model files went to other members, and `taken_bytes` of slices came, by member.
+    `trouble` says why this worker cannot hold what it was assigned; `plan`, on the founder, is the last plan in figures
+    (coordination/lead.py).
+    """
+
+    swarm: str
+    founder: bool
+    members: list[MemberStatus]
+    budget: int = 0
+    held_bytes: int = 0
+    given_bytes: int = 0
+    taken_bytes: dict[str, int] = {}
+    trouble: str = ""
+    plan: dict[str, Any] | None = None
+
+
 class NodeStatus(msgspec.Struct, frozen=True):
     """One node. `memory` is the process's resident bytes; `holdings` maps layer → expert ranges.
 
     `relays` are those of the user that are connected, home first; `relay_problems` says of his others (by URL) why not.
+    `swarm` is None for a node that is wired by hand. `quarantined`: workers whose answers were wrong, by peer, and why.
     `served_…` is what it has computed for others; of the engine's busy time `served_kernel_ms` is ggml's own.
     """
 
@@ -100,3 +132,5 @@ class NodeStatus(msgspec.Struct, frozen=True):
     served_kernel_ms: float = 0.0
     relay_problems: dict[str, str] = {}
     transport: TransportStatus = TransportStatus()
+    swarm: SwarmStatus | None = None
+    quarantined: dict[str, str] = {}

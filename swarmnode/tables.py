@@ -29,6 +29,7 @@ _REFUSED = {
     ("disco", "rationed"): "of strangers above the ration",
     ("socket", "unknown"): "unknown datagrams",
     ("quic", "flooded"): "that flooded",
+    ("quic", "early_excess"): "that sent too much before they were let in",
 }
 
 
@@ -52,6 +53,17 @@ def console_for_data() -> Console:
 def show(table: Table) -> None:
     """Print to standard output."""
     console_for_data().print(table)
+
+
+def tickets_table(tickets: Sequence[Row]) -> Table:
+    """One row per ticket that was given out."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+    for name in ("ticket", "role", "joined", "state"):
+        table.add_column(name, no_wrap=name != "state")
+    for one in tickets:
+        of = f"{len(one['joined'])} of {one['uses']}" if one["uses"] else str(len(one["joined"]))
+        table.add_row(one["id"], one["role"], of, Text(one["state"]))
+    return table
 
 
 def peers_table(peers: Sequence[Row]) -> Table:

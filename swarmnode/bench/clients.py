@@ -10,9 +10,9 @@ from swarmnode.compute.recipe import recipes_hash
 from swarmnode.config import PeerAddress
 from swarmnode.dispatch.client import ExpertClient
 from swarmnode.dispatch.hello import ModelKey
+from swarmnode.dispatch.lane import dispatch_lane
 from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.local_swarm import NodeProcess
-from swarmnode.node import dispatch_lane
 from swarmnode.onboard import ModelPack
 from transport.config import TransportConfig
 from transport.endpoint import Endpoint

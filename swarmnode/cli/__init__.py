@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from swarmnode.cli import bench, demo, doctor, generate, onboard, peers, ping, status, up
+from swarmnode.cli import bench, demo, doctor, generate, onboard, peers, ping, status, ticket, up
 
 # Typer raises click's errors, from click itself or, in newer versions, from a copy it carries.
 _ClickException: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -32,6 +32,7 @@ app.command()(onboard.onboard)
 app.command()(generate.generate)
 app.command()(demo.demo)
 app.command()(doctor.doctor)
+app.add_typer(ticket.app, name="ticket")
 app.add_typer(bench.app, name="bench")
 
 

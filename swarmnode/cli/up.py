@@ -11,7 +11,25 @@ from swarmnode.cli.options import AsJson, Emulate, Mode, Quic, RelayCa, Relays, 
 
 
 def up(
-    model: Annotated[Path | None, typer.Option(envvar="SWARMNODE_MODEL", help="A GGUF file or a model pack.")] = None,
+    ticket: Annotated[
+        str | None, typer.Argument(envvar="SWARMNODE_TICKET", help="Of the swarm to join; needed once.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(envvar="SWARMNODE_MODEL", help="A GGUF file or a model pack: found a swarm.")
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SWARMNODE_MEMORY", help="What to give to experts: 800M, 8G.", show_default="half of what is free"
+        ),
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="Copies of each expert on workers, as room allows.", show_default="2")
+    ] = None,
+    lan: Annotated[
+        bool | None,
+        typer.Option("--lan/--no-lan", help="Find members on the local network, and be found.", show_default="on"),
+    ] = None,
     experts: Annotated[
         str | None,
         typer.Option(envvar="SWARMNODE_EXPERTS", help="Serve these experts: all · 2/3 · 0-4,9 · 0:0-4;2:1,3"),
@@ -30,11 +48,12 @@ def up(
         typer.Option(
             envvar="SWARMNODE_LISTEN",
             help="UDP address to bind.",
-            show_default="127.0.0.1:0; everywhere with a --peer or --relay elsewhere",
+            show_default="everywhere; wired by hand to this machine: 127.0.0.1:0",
         ),
     ] = None,
     open_: Annotated[
-        bool | None, typer.Option("--open", help="Accept every peer, not only those named with --peer.")
+        bool | None,
+        typer.Option("--open", help="Let in everybody, without a ticket; or join such a swarm on this network."),
     ] = None,
     port_mapping: Annotated[
         bool | None,
@@ -75,11 +94,18 @@ def up(
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", hidden=True)] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a node: a backbone that generates, a worker that serves experts, or both. Ctrl-C ends it cleanly."""
+    """Run a node. With --model it founds a swarm and prints a ticket; with a ticket it joins and serves experts.
+
+    With --experts and --peer nodes are wired by hand instead. Ctrl-C ends it cleanly, a second one at once.
+    """
     from swarmnode.config import build_config  # noqa: PLC0415
     from swarmnode.serve import run_node  # noqa: PLC0415
 
     given: dict[str, Any] = {
+        "ticket": ticket,
+        "memory": memory,
+        "replicas": replicas,
+        "lan": lan,
         "model": model,
         "experts": experts,
         "role": role,

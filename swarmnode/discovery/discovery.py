@@ -33,15 +33,18 @@ class Discovery:
         describe: Callable[[], PeerRecord],
         on_event: Callable[[Event], None],
         on_gone: Callable[[PeerId], None],
+        on_twin: Callable[[], None] = lambda: None,
         unix: Callable[[], float] = time.time,
     ) -> None:
         """describe: what this node says of itself now; number and life are filled in here.
 
-        on_event: everything but repetition (EventKind.SAME). on_gone: who fell silent. Both are called on the loop.
+        on_event: everything but repetition (EventKind.SAME). on_gone: who fell silent. on_twin: another node signs
+        records with this node's key. All are called on the loop.
         """
         self.book = book
         self._identity, self._sources = identity, tuple(sources)
         self._describe, self._on_event, self._on_gone, self._unix = describe, on_event, on_gone, unix
+        self._on_twin = on_twin
         self._seq = 0
         self._blob = b""
         self._reissue: asyncio.TimerHandle | None = None
@@ -110,6 +113,9 @@ class Discovery:
 
     def heard(self, blob: bytes, source: str, *, lasting: bool) -> None:
         """A source, or `told`, has a record."""
+        if self._blob and self.book.is_of_twin(blob, self._seq):
+            self._on_twin()
+            return
         refused = self.book.refused.total()
         event = self.book.offer(blob, source, self._now(), self._unix(), lasting=lasting)
         if self.book.refused.total() > refused:

@@ -161,6 +161,17 @@ class PeerBook:
             return self._left(record, bytes(blob), now)
         return self._take(entry, record, bytes(blob), source, now, unix, lasting=lasting)
 
+    def is_of_twin(self, blob: bytes, issued: int) -> bool:
+        """Is it a genuine record of this node that is newer than `issued`, the newest that it has issued itself?"""
+        try:
+            head = peek(blob)
+            if head.peer != self.own.raw or head.swarm != self.swarm.raw or head.seq <= issued:
+                return False
+            decode(blob)
+        except BadRecord:
+            return False
+        return True
+
     def sees(self, peer: PeerId, now: float) -> Event | None:
         """Something was heard from this peer itself just now: a member that is known stays (or gets) in the view.
 

@@ -11,6 +11,7 @@ compute its pairs:
     RUNNING --failed, refused, worker lost--> FAILED      its pairs go to other workers at once
     RUNNING --late--> RUNNING, hedged                     its pairs go to other workers too; the first answer counts
     RUNNING --refused as overloaded, no other holder--> WAITING --time--> RUNNING      asks the same worker again
+    VACANT --somebody holds its experts--> FAILED         its pairs go there
     RUNNING --answered, to be checked--> CHECKING --found right, or time--> ANSWERED
 
 "Go to other workers" makes the slot's rescue: slots of their own which cover exactly its pairs, and never ask
@@ -19,8 +20,12 @@ end. A slot is settled when it is answered or all slots of its rescue are settle
 rescue is missing or dead. All slots settled finishes the call; a dead one fails it. The answers that make the
 result are then exactly one set of slots that covers each pair once: a loser's answer is never added in.
 
+Where nobody holds some of the experts the call fails, or, if the policy is `patient`, stands VACANT for those pairs
+until somebody does: a member that restarts brings its experts back, and what is lost is given to others.
+
 A worker found to answer wrongly is distrusted: whatever stands on an answer of it, or waits for one, is begun anew
-without it.
+without it, also where the worker is gone by then. An answer alone that was found wrong is rejected: the same for its
+pairs, also where it had counted meanwhile because its check took long.
 """
 
 from __future__ import annotations
@@ -53,6 +58,8 @@ class CallPolicy:
     overloaded_retry_max_s: float = 1.0
     spread_pairs: int = 512  # from here on compute outweighs the bytes that fewer workers save
     local_first: bool = False
+    patient: bool = False  # experts that nobody holds are waited for: in a swarm somebody will, soon
+    look_s: float = 0.1  # between two looks whether somebody holds what nobody else held, or what one who is late holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +128,13 @@ class Swarm(Protocol):
 class _State(Enum):
     RUNNING = auto()
     WAITING = auto()
+    VACANT = auto()
     CHECKING = auto()
     ANSWERED = auto()
     FAILED = auto()
+
+
+_NOBODY = Candidate(-2, "this swarm", 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -133,7 +144,7 @@ class _Slot:
     pairs: Pairs
     tried: frozenset[int]  # the workers of this line of slots, its own included
     state: _State = _State.RUNNING
-    due: float = math.inf  # RUNNING: when it is late; WAITING: when it asks again; CHECKING: when it counts anyway
+    due: float = math.inf  # RUNNING: it is late; WAITING, VACANT: asks again; CHECKING: counts anyway
     retry_s: float = 0.0
     rescue: list[_Slot] | None = None
     cancelled: bool = False
@@ -195,13 +206,17 @@ class Call:
     def start(self, now: float) -> list[Action]:
         """Choose the workers for all pairs."""
         self._progress_at = now
-        everything = range(len(self.experts))
+        everything: Pairs = range(len(self.experts))
         choice = self._plan(everything, frozenset())
-        if choice.uncovered:
-            self.done = True
-            return [Fail(NobodyHolds(self.layer, experts_of(choice.uncovered)))]
         actions: list[Action] = []
-        self._slots = self._open(choice, everything, frozenset(), now, actions)
+        if choice.uncovered:
+            if not self.policy.patient:
+                self.done = True
+                return [Fail(NobodyHolds(self.layer, experts_of(choice.uncovered)))]
+            missing = [pair for pair in everything if choice.uncovered >> self.experts[pair] & 1]
+            everything = [pair for pair in everything if not choice.uncovered >> self.experts[pair] & 1]
+            self._slots = [self._vacancy(missing, now)]
+        self._slots += self._open(choice, everything, frozenset(), now, actions)
         if not self._slots:
             self.done = True
             actions.append(Finish(()))
@@ -221,7 +236,7 @@ class Call:
             return []
         self._progress_at = now
         slot.state, slot.due = _State.ANSWERED, math.inf
-        return self._settle([])
+        return self._settle([], now)
 
     def checking(self, attempt: int, now: float, until: float) -> list[Action]:
         """Take an answer that does not count before `answered` is called for it again, or `until` has come."""
@@ -233,25 +248,40 @@ class Call:
 
     def distrust(self, worker: int, why: str, now: float) -> list[Action]:
         """Do without a worker whose answers are wrong: also without those that it has given to this call."""
+        return self._begin_anew(lambda slot: slot.rests_on(worker), frozenset({worker}), why, now)
+
+    def reject(self, attempt: int, why: str, now: float) -> list[Action]:
+        """Do without one answer, whether it counts by now or not."""
+        slot = self._open_slot(attempt)
+        if slot is None or slot.state is not _State.ANSWERED:
+            return self.failed(attempt, why, now)
+        return self._begin_anew(lambda other: other is slot, slot.tried, why, now)
+
+    def _begin_anew(
+        self, is_out: Callable[[_Slot], bool], tried: frozenset[int], why: str, now: float
+    ) -> list[Action]:
+        """Give the pairs of those slots that contain one which `is_out` to others than `tried`."""
         if self.done:
             return []
         actions: list[Action] = []
         slots: list[_Slot] = []
         for root in self._slots:
-            if not any(slot.rests_on(worker) for slot in root.walk()):
+            if not any(is_out(slot) for slot in root.walk()):
                 slots.append(root)
                 continue
             for slot in root.walk():
-                if slot.rests_on(worker):
+                if is_out(slot):
                     self._note(slot, why)
                 self._cancel(slot, actions)
-            tried = frozenset({worker})
             choice = self._plan(root.pairs, tried)
-            if choice.uncovered:
+            if not choice.uncovered:
+                slots += self._open(choice, root.pairs, tried, now, actions)
+            elif self.policy.patient:
+                slots.append(self._vacancy(root.pairs, now))
+            else:
                 return self._end(actions, self._call_failed([root]))
-            slots += self._open(choice, root.pairs, tried, now, actions)
         self._slots = slots
-        return self._settle(actions)
+        return self._settle(actions, now)
 
     def failed(self, attempt: int, why: str, now: float, *, overloaded: bool = False) -> list[Action]:
         """Note that an attempt will have no answer; `overloaded` says that asking later may help."""
@@ -262,15 +292,15 @@ class Call:
             self._progress_at = now  # nobody was waited for in vain meanwhile
         actions: list[Action] = []
         self._fail(slot, why, now, actions, overloaded=overloaded)
-        return self._settle(actions)
+        return self._settle(actions, now)
 
     def worker_lost(self, worker: int, why: str, now: float) -> list[Action]:
-        """Note that a worker is gone with all that it was asked."""
+        """Note that a worker is gone with all that it was asked. What it has answered, checked or not, stays."""
         actions: list[Action] = []
         for slot in list(self._by_attempt.values()):
             if slot.candidate.worker == worker and slot.state in (_State.RUNNING, _State.WAITING):
                 self._fail(slot, why, now, actions)
-        return self._settle(actions)
+        return self._settle(actions, now)
 
     def tick(self, now: float) -> list[Action]:
         """Let time pass: late attempts are hedged, overloaded workers asked again, silence ends the call."""
@@ -279,6 +309,8 @@ class Call:
             for slot in list(self._by_attempt.values()):
                 if slot.state in (_State.RUNNING, _State.WAITING):
                     self._note(slot, f"no answer in {self.policy.give_up_s:g} s")
+                elif slot.state is _State.VACANT and not slot.cancelled:
+                    self._note(slot, f"nobody holds what is wanted for {self.policy.give_up_s:g} s")
             unsettled = [slot for slot in self._slots if not slot.settled]
             return self._end(actions, self._call_failed(unsettled))
         for slot in list(self._by_attempt.values()):
@@ -287,6 +319,8 @@ class Call:
             slot.due = math.inf
             if slot.state is _State.WAITING:
                 self._renew(slot, now, actions)
+            elif slot.state is _State.VACANT:
+                self._fill(slot, now, actions)
             elif slot.state is _State.CHECKING:
                 slot.state = _State.ANSWERED
             elif slot.state is _State.RUNNING:
@@ -294,8 +328,8 @@ class Call:
                     slot.was_late = True
                     actions.append(Late(slot.attempt, slot.candidate.worker))
                 if not self._rescue(slot, now, actions):
-                    slot.due = now + self.policy.queue_s  # somebody who holds them may have come by then
-        return self._settle(actions)
+                    slot.due = now + self.policy.look_s  # somebody who holds them may have come by then
+        return self._settle(actions, now)
 
     def next_due(self) -> float:
         """Return the time of the next tick that can change anything."""
@@ -400,7 +434,7 @@ class Call:
     def _note(self, slot: _Slot, why: str) -> None:
         self._reasons[f"{slot.candidate.name}: {why}"] = None
 
-    def _settle(self, actions: list[Action]) -> list[Action]:
+    def _settle(self, actions: list[Action], now: float) -> list[Action]:
         """End what has been decided, in whichever direction."""
         if self.done:
             return actions
@@ -409,7 +443,7 @@ class Call:
             self._end(actions, None)
             actions.append(Finish(winners))
             return actions
-        if dead := [slot for slot in self._slots if slot.dead]:
+        if dead := [slot for slot in self._slots if slot.dead and not self._vacated(slot, now, actions)]:
             return self._end(actions, self._call_failed(dead))
         for root in self._slots:
             for slot in root.walk():
@@ -417,6 +451,27 @@ class Call:
                     for loser in slot.walk():
                         self._cancel(loser, actions)
         return actions
+
+    def _vacancy(self, pairs: Pairs, now: float) -> _Slot:
+        """Make a slot that waits for somebody who holds its experts."""
+        slot = _Slot(self.next_attempt(), _NOBODY, pairs, frozenset(), _State.VACANT, now + self.policy.look_s)
+        self._by_attempt[slot.attempt] = slot
+        return slot
+
+    def _fill(self, slot: _Slot, now: float, actions: list[Action]) -> None:
+        """Ask those who hold the experts of a vacancy, once there are such."""
+        slot.due = now + self.policy.look_s
+        if self._rescue(slot, now, actions):
+            slot.state, slot.due = _State.FAILED, math.inf
+
+    def _vacated(self, root: _Slot, now: float, actions: list[Action]) -> bool:
+        """Put a vacancy in the place of a dead slot, where it may help: its experts are with nobody at the moment."""
+        if not self.policy.patient or not self._plan(root.pairs, frozenset()).uncovered:
+            return False
+        for slot in root.walk():
+            self._cancel(slot, actions)
+        self._slots[self._slots.index(root)] = self._vacancy(root.pairs, now)
+        return True
 
     def _end(self, actions: list[Action], error: DispatchError | None) -> list[Action]:
         if self.done:
@@ -429,7 +484,7 @@ class Call:
         return actions
 
     def _cancel(self, slot: _Slot, actions: list[Action]) -> None:
-        if slot.cancelled or slot.state not in (_State.RUNNING, _State.WAITING, _State.CHECKING):
+        if slot.cancelled or slot.state in (_State.ANSWERED, _State.FAILED):
             return
         slot.cancelled, slot.due = True, math.inf
         if slot.state is _State.RUNNING and slot.candidate.worker != LOCAL:

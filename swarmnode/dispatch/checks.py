@@ -4,8 +4,10 @@ Owned by `client.py`, loop thread only; which rows are looked at and what counts
 chosen by chance is computed during the trip it is about, by this node's own engine or by another holder of the same
 experts, so that it costs no time; one of rows that stand out begins when they are there. An answer under check is held
 back. Right, it counts; wrong by this node's own engine, its worker is convicted. Where the other computation was
-another worker's, a third one is asked, and whoever is alone is convicted; without a third nobody is, unless one worker
-has been at odds with two others.
+another worker's, a third one is asked, and whoever is alone is suspected: its answer is replaced, and it is asked only
+for what nobody else holds. Without a third nobody is, unless one worker has been at odds with two others. The word of
+workers alone never convicts: two who collude would have an honest one put out. A worker is its key here, whatever it
+calls itself and however often it reconnects: it is no witness for itself.
 
 A check that gets no second computation in time is dropped: the answer counts unchecked. Nor does an answer wait for a
 worker that is slower than its own: such a check may still convict, but only for the calls to come.
@@ -79,8 +81,14 @@ class CheckHost(Protocol):
         `subject` is the attempt by whose check it came out.
         """
 
+    def suspect(self, worker: int, why: str) -> None:
+        """Ask this worker last from now on."""
+
+    def peer(self, worker: int) -> str:
+        """Return whose connection a worker is: the same after it has reconnected."""
+
     def name(self, worker: int) -> str:
-        """Return a worker's name for people, which also tells it from all others."""
+        """Return a worker's name for people."""
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +116,7 @@ class Checks:
 
     def asked(self, attempt: int, worker: int, share: Share) -> None:
         """Hear that a worker was asked for a share; perhaps have some of it computed elsewhere meanwhile."""
-        chosen = self._policy.choose(self._host.name(worker), len(share.pairs), share.n_rows_back)
+        chosen = self._policy.choose(self._host.peer(worker), len(share.pairs), share.n_rows_back)
         if chosen:
             self._begin(attempt, worker, share, np.array(chosen, np.intp), None)
 
@@ -196,7 +204,8 @@ class Checks:
         by, kept, afterwards = LOCAL, self._within(share, rows, held), False
         if not len(kept):
             candidates = self._host.candidates(request)
-            others = [c for c in candidates if c.worker != worker and not c.suspended]
+            own_peer = self._host.peer(worker)
+            others = [c for c in candidates if not c.suspended and self._host.peer(c.worker) != own_peer]
             able = [(c, part) for c in others if len(part := self._within(share, rows, c.held))]
             if not able:
                 return
@@ -271,18 +280,17 @@ class Checks:
             return False
         if worker_right:
             agreed = f"{name} and {self._host.name(third)}"
-            self._host.convict(by, f"computed a row otherwise than {agreed}, who agree", check.subject)
+            self._host.suspect(by, f"computed a row otherwise than {agreed}, who agree")
             return True
-        self._host.convict(check.worker, f"{against} and {other}", check.subject)
-        return False
+        return self._suspect(check, f"{against} and {other}")
 
     def _ask_third(self, check: _Check) -> bool:
         need = mask_of(check.share.experts.tolist())
-        known = {check.worker, check.by}
+        known = {self._host.peer(check.worker), self._host.peer(check.by)}
         able = [
             c
             for c in self._host.candidates(check.share.request)
-            if c.worker not in known and not c.suspended and not need & ~c.held
+            if not c.suspended and not need & ~c.held and self._host.peer(c.worker) not in known
         ]
         if not able:
             return False
@@ -290,17 +298,26 @@ class Checks:
         return self._compute(check)
 
     def _disputed(self, check: _Check, by: int, what: str) -> bool:
-        """Two workers disagree and nobody else can tell: who is at odds with two others is convicted."""
+        """Two workers disagree and nobody else can tell: who is at odds with two others is suspected."""
         names = self._host.name(check.worker), self._host.name(by)
         log.warning("dispatch_check_disputed peers=%r what=%r", names, what)
-        for one, other in (names, names[::-1]):
+        peers = self._host.peer(check.worker), self._host.peer(by)
+        for one, other in (peers, peers[::-1]):
             self._at_odds.setdefault(one, set()).add(other)
-        odds = [len(self._at_odds[name]) for name in names]
+        odds = [len(self._at_odds[peer]) for peer in peers]
         if max(odds) < 2 or odds[0] == odds[1]:
             return True
-        guilty = check.worker if odds[0] > odds[1] else by
-        self._host.convict(guilty, f"{what}: at odds with {max(odds)} others", check.subject)
-        return guilty != check.worker
+        why = f"{what}: at odds with {max(odds)} others"
+        if odds[0] > odds[1]:
+            return self._suspect(check, why)
+        self._host.suspect(by, why)
+        return True
+
+    def _suspect(self, check: _Check, why: str) -> bool:
+        """Ask the worker last whose answer this is, and do without the answer. Returns False."""
+        self._host.suspect(check.worker, why)
+        self._host.reject(check.subject, why)
+        return False
 
     def _end(self, check: _Check) -> None:
         """A check is over."""

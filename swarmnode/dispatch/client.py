@@ -19,7 +19,7 @@ import logging
 import math
 import secrets
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
@@ -44,11 +44,23 @@ from swarmnode.errors import CallFailed, Cancelled, DispatchError
 from transport.connection import Connection
 from transport.stream import Stream
 
+MAX_FORMER = 4096  # workers that are gone and may be named yet: their answers may be under check
 PROBE_EVERY_S = 1.0  # how often it is looked whether a worker has been idle for long
+PROBE_UNSURE_S = 1.0  # for one whose speed is not known, or was another the last time: it takes some answers to be sure
 _UNFORESEEABLE = secrets.SystemRandom()
 OnRouting = Callable[[int, I32], None]
 OnQuarantine = Callable[[str, str], None]
 log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Who:
+    """What stays known of a worker whose connection has ended; see RemoteWorker."""
+
+    number: int
+    peer: str
+    name: str
+    label: str
 
 
 class ExpertClient:
@@ -79,6 +91,8 @@ class ExpertClient:
         self._local = LocalExperts(local) if local is not None else None
         self._on_routing, self._on_quarantine = on_routing, on_quarantine
         self._quarantined: dict[str, str] = {}  # peer -> why
+        self._suspected: dict[str, str] = {}
+        self._former: OrderedDict[int, _Who] = OrderedDict()  # workers that are gone, by number
         check = self._options.check
         self._checks = Checks(
             _CheckHost(self),
@@ -87,6 +101,7 @@ class ExpertClient:
             screen,
         )
         self._probe_due = 0.0
+        self._to_probe: list[RemoteWorker] = []
         self._deadlines = self._options.deadlines
         self._workers: dict[int, RemoteWorker] = {}
         self._numbers = itertools.count()
@@ -126,6 +141,7 @@ class ExpertClient:
             if older.peer == worker.peer:
                 older.retire()  # the peer came back on a new connection; the old one may answer what it has
         worker.quarantined = self._quarantined.get(worker.peer, "")
+        worker.suspected = self._suspected.get(worker.peer, "")
         self._workers[number] = worker
         worker.begin(self)
         return worker
@@ -212,6 +228,13 @@ class ExpertClient:
         now = time.monotonic()
         return [worker.view(now) for worker in list(self._workers.values())]
 
+    def recent(self, peer: str) -> tuple[float | None, float] | None:
+        """Return what a peer's last calls of decode size took, s, and their rows; None if it is not attached."""
+        for worker in reversed(self._workers.values()):
+            if worker.peer == peer and not worker.leaving:
+                return worker.latency.recent_s, worker.latency.recent_pairs
+        return None
+
     @property
     def busy(self) -> bool:
         """Whether a call is under way. Loop thread; costs nothing."""
@@ -261,26 +284,51 @@ class ExpertClient:
     def on_lost(self, worker: RemoteWorker, why: str) -> None:
         """See WorkerEvents."""
         self._workers.pop(worker.number, None)
+        self._former[worker.number] = _Who(worker.number, worker.peer, worker.name, worker.label)
+        while len(self._former) > MAX_FORMER:
+            self._former.popitem(last=False)
         log.info("dispatch_worker_lost peer=%s why=%r", worker.peer, why)
         for pending in list(self._active.values()):
             self._advance(pending, lambda call, now: call.worker_lost(worker.number, why, now))
         self._checks.lost(worker.number)
 
-    def quarantine(self, worker: RemoteWorker, why: str) -> None:
-        """Ask this worker's peer nothing more in this run; calls in progress do without it, also its answers."""
-        if worker.peer in self._quarantined:
+    def quarantine(self, worker: RemoteWorker | _Who, why: str) -> None:
+        """Ask this worker's peer nothing more in this run; calls in progress do without it, also its answers.
+
+        Whether it is connected or not: who disconnects before its answer is looked at gains nothing.
+        """
+        is_new = worker.peer not in self._quarantined
+        why = self._quarantined.setdefault(worker.peer, why)
+        for connected in self._connections_of(worker.peer):
+            connected.quarantined = why
+        gone = [former.number for former in self._former.values() if former.peer == worker.peer]
+        for number in {worker.number, *gone, *(one.number for one in self._connections_of(worker.peer))}:
+            self._distrust(number, why)
+        if not is_new:
             return
-        self._quarantined[worker.peer] = why
         log.warning("dispatch_quarantined peer=%s name=%r why=%r", worker.peer, worker.name, why)
-        same = [other for other in self._workers.values() if other.peer == worker.peer]
-        for other in {id(w): w for w in (worker, *same)}.values():
-            other.quarantined = why
-            self._distrust(other.number, why)
         if self._on_quarantine is not None:
             try:
                 self._on_quarantine(worker.peer, why)
             except Exception:
                 log.exception("dispatch_on_quarantine_failed peer=%s", worker.peer)
+
+    def suspect(self, worker: RemoteWorker | _Who, why: str) -> None:
+        """Ask this worker's peer last in this run: others say that it was wrong, and this node cannot tell."""
+        if worker.peer in self._suspected:
+            return
+        self._suspected[worker.peer] = why
+        log.warning("dispatch_suspected peer=%s name=%r why=%r", worker.peer, worker.name, why)
+        for connected in self._connections_of(worker.peer):
+            connected.suspected = why
+            connected.health.fault(why, time.monotonic())
+
+    def worker(self, number: int) -> RemoteWorker | _Who | None:
+        """Return a worker, also one that is gone."""
+        return self._workers.get(number) or self._former.get(number)
+
+    def _connections_of(self, peer: str) -> list[RemoteWorker]:
+        return [one for one in self._workers.values() if one.peer == peer]
 
     def _distrust(self, number: int, why: str) -> None:
         for pending in list(self._active.values()):
@@ -307,18 +355,23 @@ class ExpertClient:
         self._advance(pending, lambda call, now: call.start(now))
         now = time.monotonic()
         if now >= self._probe_due:
-            self._probe_due = now + PROBE_EVERY_S
-            self._probe(pending.request, now)
+            self._probe_due, wait = now + PROBE_EVERY_S, self._options.probe_s
+            self._to_probe = [w for w in self._workers.values() if w.wants_probe(now, wait, min(wait, PROBE_UNSURE_S))]
+        if self._to_probe:
+            self._probe(pending.request)
 
-    def _probe(self, request: Request, now: float) -> None:
-        """Send slow workers that nobody asks a copy of a small call: nobody waits for it, only its time is noted."""
+    def _probe(self, request: Request) -> None:
+        """Send workers that nobody asks a copy of a small call: nobody waits for it, only its time is noted."""
         if len(request.experts) > DECODE_PAIRS:
             return
-        for worker in list(self._workers.values()):
-            held = worker.wants_probe(request, now, self._options.probe_s)
-            pairs = [pair for pair, expert in enumerate(request.experts.tolist()) if held >> expert & 1]
+        experts = request.experts.tolist()
+        for worker in list(self._to_probe):
+            held = worker.held.get(request.site.index, 0)
+            pairs = [pair for pair, expert in enumerate(experts) if held >> expert & 1]
             if pairs:
-                worker.ask(self._next_attempt(), request.share(pairs))
+                self._to_probe.remove(worker)
+                if not worker.leaving:
+                    worker.ask(self._next_attempt(), request.share(pairs))
 
     def _advance(self, pending: PendingRows, event: Callable[[Call, float], list[Action]]) -> None:
         """Give a call an event and carry out what follows. Whatever fails here, the waiting thread is released."""
@@ -521,15 +574,25 @@ class _CheckHost:
     def reject(self, attempt: int, why: str) -> None:
         if (pending := self._client._owners.get(attempt)) is not None:
             pending.stats.mismatches += 1
-            self._client._advance(pending, lambda call, now: call.failed(attempt, why, now))
+            self._client._advance(pending, lambda call, now: call.reject(attempt, why, now))
 
     def convict(self, worker: int, why: str, subject: int) -> None:
-        pending, guilty = self._client._owners.get(subject), self._client._workers.get(worker)
+        pending, guilty = self._client._owners.get(subject), self._client.worker(worker)
         if pending is not None:
             pending.stats.mismatches += 1
         if guilty is not None:
             self._client.quarantine(guilty, why)
+        else:
+            self._client._distrust(worker, why)
+
+    def suspect(self, worker: int, why: str) -> None:
+        if (known := self._client.worker(worker)) is not None:
+            self._client.suspect(known, why)
 
     def name(self, worker: int) -> str:
-        known = self._client._workers.get(worker)
+        known = self._client.worker(worker)
         return f"worker {worker}" if known is None else known.label
+
+    def peer(self, worker: int) -> str:
+        known = self._client.worker(worker)
+        return f"worker {worker}" if known is None else known.peer

@@ -15,6 +15,8 @@ MIN_SAMPLES = 8  # below this a percentile says nothing
 CLASS_SLACK = 1.25  # how far outside its class an estimate must be before the class follows: no flapping
 DECODE_PAIRS = 64  # calls up to this size show the round trip, larger ones the compute
 RECENT = 15  # decode answers whose median is the estimate: a few late ones are the scheduler's, not the worker's
+CHANGE = 1.5  # times as fast or as slow as usual: a speed of its own
+FASTER = 4  # such answers in a row are a new speed when they are fast; slow ones may be the scheduler's
 SMOOTHING = 0.25  # weight of a new sample of what a pair of a large call costs: there are few of them
 FAR_FACTOR = 1.6  # a lost packet at the end of an answer costs about half a round trip more than the round trip
 LEAST_FACTOR = 1.25  # no deadline is nearer to the p95 than this, whatever the ceiling: half of the calls would miss it
@@ -26,7 +28,8 @@ class Deadlines:
 
     `factor` × the worker's p95, but at least `floor_s` (a busy machine's scheduler) and at most FAR_FACTOR × the p95 +
     `slack_s`: a far worker's silence must not cost more than two round trips and half a second. While nothing is known
-    of the worker: `unknown_s` for calls of decode size. Never more than `ceiling_s`, unless its p95 says so.
+    of the worker: FAR_FACTOR × the path's round trip + `unknown_s` for calls of decode size. Never more than
+    `ceiling_s`, unless its p95 says so.
 
     Over emulated links of 20 to 300 ms with jitter and up to 2 % loss, a factor of 2.5 hedged 0 to 0.8 % of the answers
     of a healthy worker in vain, 2 hedged 0 to 2.3 %, 1.5 hedged 0 to 3.5 %.
@@ -35,17 +38,19 @@ class Deadlines:
     factor: float = 2.5
     floor_s: float = 0.1
     slack_s: float = 0.25
-    unknown_s: float = 1.5
+    unknown_s: float = 0.4
     ceiling_s: float = 5.0
 
 
 class Latency:
     """Round-trip times of one worker's answers, by size of the call (powers of two of its pairs). Seconds."""
 
-    def __init__(self, near_s: float) -> None:
-        self._near_s = near_s
+    def __init__(self, near_s: float, distance_s: float = 0.0) -> None:
+        self._near_s, self._distance_s = near_s, distance_s  # distance: of the path, when it was attached
         self._windows: dict[int, _Window] = {}
         self._recent: deque[float] = deque(maxlen=RECENT)
+        self._pairs: deque[int] = deque(maxlen=RECENT)  # of those
+        self._faster = 0  # answers in a row that were faster by a speed of their own
         self._median: float | None = None
         self._class = 0
         self.pair_s = 0.0  # what a pair of a large call has taken, 0 before there was one
@@ -59,10 +64,38 @@ class Latency:
         window.add(seconds)
         if n_pairs <= DECODE_PAIRS:
             self._recent.append(seconds)
+            self._pairs.append(n_pairs)
+            self._faster = self._faster + 1 if self._median is not None and self._exceeds(self._median, seconds) else 0
+            if self._faster == FASTER:  # no accident: what was before is over
+                for past in (self._recent, self._pairs):
+                    while len(past) > FASTER:
+                        past.popleft()
             self._follow()
         else:
             pair_s = seconds / n_pairs
             self.pair_s += (pair_s - self.pair_s) * (SMOOTHING if self.pair_s else 1.0)
+
+    @property
+    def recent_s(self) -> float | None:
+        """The median of the last answers of decode size, None before there was one. Any thread."""
+        return self._median
+
+    @property
+    def recent_pairs(self) -> float:
+        """The mean size of those calls, in pairs. Any thread."""
+        pairs = self._pairs.copy()
+        return sum(pairs) / len(pairs) if pairs else 0.0
+
+    @property
+    def changing(self) -> bool:
+        """Whether the last answer was of another speed than those before it, so that more of them should be seen."""
+        if self._median is None:
+            return True
+        last = self._recent[-1]
+        return self._exceeds(last, self._median) or self._exceeds(self._median, last)
+
+    def _exceeds(self, long_s: float, short_s: float) -> bool:
+        return long_s > CHANGE * short_s + self._near_s
 
     @property
     def latency_class(self) -> int | None:
@@ -81,7 +114,8 @@ class Latency:
         """Return how long an answer of this size may take before another replica is asked too."""
         known = self._expected_p95(n_pairs)
         if known is None:
-            return min(deadlines.unknown_s, deadlines.ceiling_s) if n_pairs <= DECODE_PAIRS else deadlines.ceiling_s
+            first = FAR_FACTOR * self._distance_s + deadlines.unknown_s
+            return min(first, deadlines.ceiling_s) if n_pairs <= DECODE_PAIRS else deadlines.ceiling_s
         p95, measured = known
         late = min(max(p95 * deadlines.factor, deadlines.floor_s), p95 * FAR_FACTOR + deadlines.slack_s)
         least = p95 * LEAST_FACTOR

@@ -22,11 +22,12 @@ class DispatchOptions:
     mode: "exact" brings back the raw row of every pair and adds them up in the local run's order; "partial" lets each
       worker add up its own: fewer bytes, and the same value up to float rounding.
     late_*: an answer later than its deadline is asked of another replica too: late_factor × the worker's own p95, at
-      least the floor (a busy machine's scheduler), at most 1.6 × the p95 + the slack; late_unknown_s while nothing is
-      known of the worker. Never more than the ceiling, which also holds for large calls of unknown cost.
+      least the floor (a busy machine's scheduler), at most 1.6 × the p95 + the slack; while nothing is known of the
+      worker, 1.6 × the path's round trip + late_unknown_s. Never more than the ceiling, which also holds for large
+      calls of unknown cost.
     near_s: workers that answer faster than this are equally near; from there on each doubling is a class of its own.
     probe_s: a worker that was asked nothing for so long gets a copy of a small call, for which nobody waits: a slow
-      worker that has become fast is found so.
+      worker that has become fast is found so, and one that is new shows its speed before anything depends on it.
     faults_allowed: faults in a row before a worker is suspended, for suspension_s, then twice that, up to the maximum.
     check: how many answers are computed once more to be compared.
     hello_timeout_s: for a worker to answer HELLO. stall_s: a worker that reads nothing for so long is given up.
@@ -38,7 +39,7 @@ class DispatchOptions:
     late_factor: float = 2.5
     late_floor_s: float = 0.1
     late_slack_s: float = 0.25
-    late_unknown_s: float = 1.5
+    late_unknown_s: float = 0.4
     late_ceiling_s: float = 5.0
     near_s: float = 0.002
     probe_s: float = 10.0

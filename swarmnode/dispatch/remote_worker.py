@@ -9,7 +9,6 @@ Attempts beyond the worker's allowance wait here, not encoded yet, so a long pro
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -96,9 +95,10 @@ class RemoteWorker:
         self.held: Mapping[int, int] = unpack_holdings(welcome.holdings, sites)
         self.leaving = False
         self.quarantined = ""  # why it is never asked again
+        self.suspected = ""  # why it is asked last
         self.bad_answers = 0
         self.checked_rows = 0  # computed once more by others
-        self.latency = Latency(options.near_s)
+        self.latency = Latency(options.near_s, link.connection.stats().min_rtt_s or 0.0)
         self.health = Health(
             allowed=options.faults_allowed,
             suspension_s=options.suspension_s,
@@ -116,7 +116,7 @@ class RemoteWorker:
         self._calls = 0
         self._rows = 0
         self._silent = False  # let a deadline pass, and has said nothing since
-        self._asked_at = -math.inf
+        self._asked_at = time.monotonic()
         self._thin, self._thin_age = False, 0
 
     def begin(self, events: WorkerEvents) -> None:
@@ -147,20 +147,19 @@ class RemoteWorker:
         self._silent = True
         self.health.fault("late", now)
 
-    def wants_probe(self, request: Request, now: float, idle_s: float) -> int:
-        """Return the experts of a request's site that this worker should show its speed with; 0 for no probe.
-
-        That is one which nobody has asked for `idle_s`, and which is known to be slow.
-        """
-        if now - self._asked_at < idle_s or self._asked or self._waiting or self.leaving or self.quarantined:
-            return 0
-        if not self.latency.latency_class or self._suspended(now):
-            return 0
-        return self.held.get(request.site.index, 0)
+    def wants_probe(self, now: float, idle_s: float, unsure_s: float) -> bool:
+        """Return whether this worker should show its speed: nobody has asked it for `idle_s`, or for `unsure_s` where
+        its last answer does not fit those before."""
+        wait = unsure_s if self.latency.changing else idle_s
+        if now - self._asked_at < wait or self._asked or self._waiting or self.leaving or self.quarantined:
+            return False
+        return not self._suspended(now)
 
     def _suspended(self, now: float) -> bool:
+        if self.suspected or self._silent or self.health.suspended(now):
+            return True
         # A worker that does not even refuse what was cancelled is stuck; its allowance must not fill up with that.
-        return self._silent or self.health.suspended(now) or self._cancelled * 2 >= self.limits.max_calls
+        return self._cancelled * 2 >= self.limits.max_calls
 
     def _latency_class(self) -> int:
         known = self.latency.latency_class
@@ -221,6 +220,8 @@ class RemoteWorker:
             p95_s=self.latency.percentile(95),
             checked_rows=self.checked_rows,
             quarantined=self.quarantined,
+            recent_s=self.latency.recent_s,
+            recent_rows=self.latency.recent_pairs,
         )
 
     def _pump(self) -> None:

@@ -17,7 +17,7 @@ class WorkerView:
     `holdings` is site -> experts, `experts` their number, `rows` the pairs it computed for us. `failures`
     counts its own faults (late, lost, refused, bad); `suspect` says that it is suspended at this moment.
     `checked_rows` are those of its rows that were computed once more; `quarantined` says why it is never asked again,
-    "" otherwise.
+    "" otherwise. `recent_s` is the median of the last few answers of decode size, and `recent_rows` their mean size.
     """
 
     peer: str
@@ -39,6 +39,8 @@ class WorkerView:
     p95_s: float | None
     checked_rows: int = 0
     quarantined: str = ""
+    recent_s: float | None = None
+    recent_rows: float = 0.0
 
 
 @dataclass(slots=True)

@@ -185,20 +185,32 @@ class Host(Node):
         text: bool = False,
     ) -> subprocess.Popen[Any]:
         """A process in this host. It ends with the lab, and also when this process is killed."""
-        if self.lab.names is not None:  # its /etc/hosts, in a mount namespace of its own; the process keeps its id
-            mount = ("sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(self.lab.names))
-            command = ["unshare", "--mount", *mount, *command]
         with self.inside():
             process: subprocess.Popen[Any] = subprocess.Popen(
-                command, stdin=stdin, stdout=stdout, stderr=stderr, env=env, text=text
+                self._with_names(command), stdin=stdin, stdout=stdout, stderr=stderr, env=env, text=text
             )
         self._processes.append(process)
-        watched = os.pidfd_open(process.pid)
+        self.watch(process.pid)
+        return process
+
+    def entering(self, command: Sequence[str]) -> list[str]:
+        """The command as it is to be started from outside, by who cannot use popen; the process keeps its id."""
+        return ["nsenter", f"--net={self.path}", *self._with_names(command)]
+
+    def watch(self, pid: int) -> None:
+        """Have a process that the caller started end when this process is killed."""
+        watched = os.pidfd_open(pid)
         try:
             self.lab.control(watched, do="child")
         finally:
             os.close(watched)
-        return process
+
+    def _with_names(self, command: Sequence[str]) -> list[str]:
+        """With the lab's /etc/hosts, in a mount namespace of its own."""
+        if self.lab.names is None:
+            return [*command]
+        mount = ("sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(self.lab.names))
+        return ["unshare", "--mount", *mount, *command]
 
     def deafen(self, source: Node) -> None:
         """From now on, UDP that comes from `source` (or any gateway above it) vanishes here; TCP passes."""

@@ -31,6 +31,12 @@ class Events:
         self.seen.append({"event": event, **fields})
         self._loop.call_soon_threadsafe(self._news.set)
 
+    def count(self, event: str) -> int:
+        return len([e for e in self.seen if e["event"] == event])
+
+    def last(self, event: str) -> Json:
+        return [e for e in self.seen if e["event"] == event][-1]
+
     async def wait(self, event: str, count: int = 1, timeout: float = 30.0) -> list[Json]:
         try:
             async with asyncio.timeout(timeout):
@@ -96,5 +102,5 @@ async def generate(node: Node, request: GenerateRequest) -> tuple[list[tuple[int
         elif event["event"] == "result":
             results.append(event["result"])
 
-    await node._on_control("generate", {"request": msgspec.to_builtins(request)}, send)
+    await node.operations.answer("generate", {"request": msgspec.to_builtins(request)}, send)
     return tokens, results[0]

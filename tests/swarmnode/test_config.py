@@ -83,7 +83,8 @@ def test_where_to_listen_follows_where_the_peers_are() -> None:
         flags = {"model": "m", "listen": given, "peers": [f"{PEER}@{peer}" for peer in peers]}
         return build_config(flags, None, state_dir=Path()).listen
 
-    assert listen() == listen("127.0.0.1:9", "[::1]:9") == ("127.0.0.1", 0)
+    assert listen() == (any_host(), 0)  # a founder: others are to join it
+    assert listen("127.0.0.1:9", "[::1]:9") == ("127.0.0.1", 0)
     assert listen("127.0.0.1:9", "10.0.0.1:9") == (any_host(), 0)
     assert listen("10.0.0.1:9", given="[::]:4433") == ("::", 4433)
     with pytest.raises(UsageError, match=r"reaches this machine only, not 10\.0\.0\.1:"):
@@ -92,7 +93,8 @@ def test_where_to_listen_follows_where_the_peers_are() -> None:
 
 def test_where_to_listen_follows_where_the_relays_are() -> None:
     def listen(*relays: str, given: str | None = None) -> tuple[str, int]:
-        return build_config({"model": "m", "listen": given, "relays": list(relays)}, None, state_dir=Path()).listen
+        flags = {"model": "m", "experts": "all", "listen": given, "relays": list(relays)}
+        return build_config(flags, None, state_dir=Path()).listen
 
     assert listen("http://127.0.0.1:8080", "http://localhost") == ("127.0.0.1", 0)
     assert listen("http://127.0.0.1:8080", "https://relay.example") == (any_host(), 0)

@@ -30,7 +30,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     ("arguments", "message"),
     [
         (["frobnicate"], "No such command"),
-        (["up"], "which model?"),
+        (["up"], "give --model FILE to found a swarm, or the ticket"),
         (["up", "--model", "no-such.gguf", "--experts", "all"], "no such file"),
         (["up", "--model", "{demo}", "--experts", "0-99"], "layer 0 has experts 0 to 15, not 0-99"),
         (["up", "--model", "{demo}", "--experts", "4/3"], "the share 4/3 does not exist"),

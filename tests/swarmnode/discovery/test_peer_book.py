@@ -50,6 +50,16 @@ def test_a_member_is_seen_refreshed_changed_and_gone_after_its_last_record_s_lif
     assert watch.book.next_expiry is None
 
 
+def test_a_newer_genuine_record_of_this_node_is_another_one_s_with_its_key() -> None:
+    watch = Watch()
+    issued = record(99, 5).seq
+    assert watch.book.is_of_twin(blob(99, 6), issued)
+    assert not watch.book.is_of_twin(blob(99, 5), issued)  # our own, told back
+    assert not watch.book.is_of_twin(blob(99, 6)[:-1] + b"?", issued)
+    assert not watch.book.is_of_twin(blob(1, 6), issued)
+    assert not watch.book.is_of_twin(b"", issued)
+
+
 def test_what_is_expired_is_out_of_the_view_before_anybody_asks_to_expire() -> None:
     watch = Watch()
     watch.offer(blob(1, 0), 0)

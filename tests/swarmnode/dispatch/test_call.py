@@ -291,6 +291,7 @@ def test_an_overloaded_worker_that_lost_the_experts_meanwhile_is_not_asked_again
     st.lists(st.integers(0, 7), max_size=60),
     st.sampled_from([16, 20, 1 << 20]),
     st.integers(0, 255),
+    st.booleans(),
     events,
 )
 def test_every_call_ends_and_counts_each_pair_once(
@@ -299,11 +300,12 @@ def test_every_call_ends_and_counts_each_pair_once(
     experts: list[int],
     max_pairs: int,
     kept: int,
+    patient: bool,
     history: list[tuple[str, int, float]],
 ) -> None:
     swarm = FakeSwarm({n: sorted(e) for n, e in held.items()}, None if local is None else sorted(local))
     swarm.workers = {n: Candidate(n, f"w{n}", c.held, max_pairs=max_pairs) for n, c in swarm.workers.items()}
-    driver = Driver(swarm, experts, 8, kept=kept)
+    driver = Driver(swarm, experts, 8, dataclasses.replace(POLICY, patient=patient), kept)
     checked: set[int] = set()
     distrusted: set[int] = set()
     now = 0.0
@@ -455,3 +457,46 @@ def test_a_distrusted_worker_that_nobody_replaces_is_named() -> None:
     driver.take(driver.call.distrust(0, "a row is wrong", 0.1), 0.1)
     assert isinstance(driver.error, CallFailed)
     assert "w0: a row is wrong" in str(driver.error)
+
+
+PATIENT = dataclasses.replace(POLICY, patient=True)
+
+
+def test_in_a_swarm_experts_that_nobody_holds_are_waited_for() -> None:
+    driver = Driver(FakeSwarm({0: [0, 1]}), [0, 4, 1, 5], policy=PATIENT)
+    driver.answer(0)
+    driver.tick(1.0)
+    assert driver.error is None
+    driver.swarm.workers[1] = Candidate(1, "w1", mask_of([4]))
+    driver.tick(2.0)
+    driver.swarm.workers[2] = Candidate(2, "w2", mask_of([5]))
+    driver.tick(driver.call.next_due())
+    driver.answer(1, 3.0)
+    driver.answer(2, 3.0)
+    assert driver.counted() == [0, 1, 2, 3]
+
+
+def test_a_worker_that_took_experts_with_it_may_come_back() -> None:
+    driver = Driver(FakeSwarm({0: [0], 1: [1]}), [0, 1], policy=PATIENT)
+    driver.answer(0)
+    del driver.swarm.workers[1]
+    driver.open.discard(driver.attempt_of(1))
+    driver.take(driver.call.worker_lost(1, "gone", 1.0), 1.0)
+    assert driver.error is None
+    driver.swarm.workers[2] = Candidate(2, "w1", mask_of([1]))
+    driver.tick(driver.call.next_due())
+    driver.answer(2, 5.0)
+    assert driver.counted() == [0, 1]
+
+
+def test_patience_ends_and_says_what_for() -> None:
+    driver = Driver(FakeSwarm({0: [0]}), [0, 3], policy=PATIENT)
+    driver.answer(0)
+    driver.tick(POLICY.give_up_s + 0.1)
+    assert "expert 3 (this swarm: nobody holds what is wanted for 10 s)" in str(driver.error)
+
+
+def test_holders_that_all_failed_are_not_waited_for() -> None:
+    driver = Driver(FakeSwarm({0: [0]}), [0], policy=PATIENT)
+    driver.fail(0, "broken")
+    assert isinstance(driver.error, CallFailed)

@@ -15,6 +15,7 @@ from swarmnode.compute.expert_bank import ExpertBank
 from swarmnode.compute.ggml_types import TYPE_BY_NAME
 from swarmnode.compute.null_engine import NullEngine
 from swarmnode.dispatch.frames import Answer, CallFrame
+from swarmnode.dispatch.health import FASTER
 from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.dispatch.row_screen import RowScreen
 from swarmnode.dispatch.spot_check import CheckPolicy
@@ -360,7 +361,7 @@ async def test_a_slow_worker_that_nobody_asks_is_asked_a_copy_now_and_then(monke
             if not slow.remote.latency.latency_class:
                 break
         assert slow.remote.latency.latency_class == 0  # it has become fast, and that was seen
-        assert s.client.workers()[1].calls >= 8
+        assert s.client.workers()[1].calls >= FASTER
         assert s.client.site_stats()[0].requests == s.client.site_stats()[0].calls
 
 

@@ -123,6 +123,20 @@ async def test_experts_that_come_and_go_are_followed() -> None:
         assert s.client.workers() == []
 
 
+async def test_in_a_swarm_a_call_outlives_the_only_holder_of_its_experts() -> None:
+    engine = GatedEngine(everything())
+    async with swarm(DispatchOptions(call=CallPolicy(patient=True))) as s:
+        first = await s.add(everything(), engine=engine)
+        calling = asyncio.create_task(s.check(0, 3))
+        await engine.wait_entered()
+        assert first.remote is not None
+        await s.client.detach(first.remote)
+        assert s.client.workers() == []
+        await s.add(everything())
+        await calling
+        engine.open()
+
+
 async def test_the_local_engine_fills_the_gaps_in_parallel() -> None:
     async with swarm(local=full_engine()) as s:
         await s.add({site.index: range(site.n_expert // 2) for site in SITES})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnode.dispatch.health import MIN_SAMPLES, Deadlines, Health, Latency
+from swarmnode.dispatch.health import FASTER, MIN_SAMPLES, Deadlines, Health, Latency
 
 LIMITS = Deadlines(factor=2.0, floor_s=0.05, slack_s=0.25, unknown_s=1.5, ceiling_s=5.0)
 
@@ -111,3 +111,31 @@ def test_the_cost_of_a_pair_is_that_of_large_calls() -> None:
     for _ in range(30):
         latency.add(1000, 2.0)
     assert latency.pair_s == pytest.approx(0.002, rel=0.01)
+
+
+def test_a_worker_that_has_answered_nothing_yet_is_given_its_round_trip_and_little_more() -> None:
+    """One that is killed in its first moments must not cost more than two round trips and half a second either."""
+    for rtt in (0.0, 0.04, 0.3):
+        late = Latency(0.002, rtt).late_after(4, Deadlines())
+        assert rtt < late <= 2 * rtt + 0.5 - 0.05
+
+
+def test_a_worker_that_has_become_fast_is_believed_after_a_few_answers_a_slow_one_only_by_the_median() -> None:
+    latency = Latency(0.002)
+    assert latency.recent_s is None
+    assert latency.changing
+    for _ in range(30):
+        latency.add(4, 0.3)
+    assert latency.recent_s == 0.3
+    assert not latency.changing
+    for _ in range(FASTER - 1):
+        latency.add(2, 0.01)
+        assert latency.changing
+    assert latency.recent_s == 0.3
+    latency.add(2, 0.01)
+    assert latency.recent_s == 0.01
+    assert latency.recent_pairs == 2.0
+    for _ in range(FASTER - 1):
+        latency.add(2, 0.3)  # a busy moment of its machine
+    assert latency.recent_s == 0.01
+    assert latency.latency_class == 3

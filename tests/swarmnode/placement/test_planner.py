@@ -160,6 +160,13 @@ def test_of_two_near_workers_the_slow_one_is_never_asked_in_place_of_the_fast_on
     assert not held(placement, "slow")
 
 
+def test_an_only_holder_gets_a_spare_even_on_a_path_that_seems_longer() -> None:
+    """Round trips on one network, measured while machines start, differ by milliseconds: experts must not be lost."""
+    placement = plan(ask([worker("a", 1.0, rtt_s=0.001), worker("b", 1.0, rtt_s=0.0045)]))
+    assert held(placement, "a") == held(placement, "b") == N * SITES
+    assert placement.estimate.secured == 1.0
+
+
 def test_slow_computing_is_shared_where_that_pays() -> None:
     phones = [worker(f"p{i}", 0.3, rtt_s=0.005, row_s=0.02) for i in range(4)]
     request = ask(phones, replicas=1)

@@ -1,0 +1,155 @@
+"""Members of a swarm that answer wrongly, or say that they hold what they do not: found out, and the text is right."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from swarmnode.backbone.sampling import Sampling
+from swarmnode.backbone.session import GenerateRequest, TokenEvent
+from swarmnode.compute.engine import ExpertEngine
+from swarmnode.compute.engine_api import Engine, F32Array, I32Array, Stack, Swap
+from swarmnode.config import build_config
+from swarmnode.node import Node
+from swarmnode.onboard import ModelPack
+
+from .backbone.helpers import local_session
+from .dispatch.tampering import TamperingEngine
+from .helpers import Events, generate, poll
+
+# Long enough that a share of its rows is surely checked in the first call.
+PROMPT = "import os\nimport sys\n\n\n" + "".join(f"def f{i}(x):\n    return x + {i}\n\n\n" for i in range(8))
+REQUEST = GenerateRequest(prompt=PROMPT, max_tokens=16, sampling=Sampling(temperature=0.0), digests=True)
+HERE = {"listen": "127.0.0.1:0", "lan": False, "threads": 1, "context": 512, "batch": 256}
+
+
+@pytest.fixture(scope="module")
+def local_run(demo_pack: ModelPack) -> list[tuple[int, str]]:
+    session = local_session(demo_pack, n_context=512, n_batch=256)
+    try:
+        events: list[TokenEvent] = []
+        session.generate(REQUEST, events.append)
+        return [(event.token, event.digest) for event in events if event.token >= 0]
+    finally:
+        session.close()
+
+
+class WrappingNode(Node):
+    """A worker whose engine is wrapped."""
+
+    @staticmethod
+    def wrap(engine: ExpertEngine) -> Engine:
+        return TamperingEngine(engine, one_in=1.0, noise=0.3)
+
+    def _start_worker(self) -> None:
+        honest = self.engine
+        assert honest is not None
+        self.engine = cast("ExpertEngine", self.wrap(honest))
+        super()._start_worker()
+        self.engine = honest
+
+
+@dataclass
+class Boaster:
+    """Says that it holds every expert, and has what it has."""
+
+    engine: Engine
+
+    @property
+    def holdings(self) -> Mapping[int, tuple[int, ...]]:
+        return {site: tuple(range(16)) for site in range(4)}
+
+    def prepare(self, site: int, stacks: Mapping[str, Stack]) -> Swap:
+        return self.engine.prepare(site, stacks)
+
+    def raw_rows(self, site: int, x: F32Array, rows: I32Array, experts: I32Array) -> F32Array:
+        return self.engine.raw_rows(site, x, rows, experts)
+
+    def partial_sums(
+        self,
+        site: int,
+        x: F32Array,
+        rows: I32Array,
+        experts: I32Array,
+        weights: F32Array | None,
+        tokens: I32Array,
+        n_tokens: int,
+    ) -> F32Array:
+        return self.engine.partial_sums(site, x, rows, experts, weights, tokens, n_tokens)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+class BoastingNode(WrappingNode):
+    @staticmethod
+    def wrap(engine: ExpertEngine) -> Engine:
+        return Boaster(engine)
+
+
+@contextlib.asynccontextmanager
+async def swarm(
+    folder: Path, pack: ModelPack, worker: type[Node], memory: str
+) -> AsyncIterator[tuple[Node, Events, Node, Events]]:
+    """A founder that keeps almost nothing itself, an honest worker with the whole model, and another one."""
+    founded, told = Events(), Events()
+    nodes = [Node(build_config({"model": pack.path, "memory": "1K", **HERE}, None, state_dir=folder / "f"), founded)]
+    try:
+        await nodes[0].start()
+        ticket = (await founded.wait("ticket"))[0]["ticket"]
+        for name, kind, given, events in (("bad", worker, memory, told), ("good", Node, "9M", Events())):
+            settings = {"ticket": ticket, "memory": given, "name": name, **HERE}
+            nodes.append(kind(build_config(settings, None, state_dir=folder / name), events))
+            await nodes[-1].start()
+            await events.wait("holding")
+        yield nodes[0], founded, nodes[1], told
+    finally:
+        for node in reversed(nodes):
+            if node is not nodes[0] and node.swarm is not None:
+                node.is_ready = False  # nobody is left to hand over to
+            await node.close()
+
+
+async def test_a_tampering_worker_is_named_and_gets_nothing_any_more(
+    tmp_path: Path, demo_pack: ModelPack, local_run: list[tuple[int, str]]
+) -> None:
+    async with swarm(tmp_path, demo_pack, WrappingNode, "9M") as (founder, events, bad, _):
+        tokens, _ = await generate(founder, REQUEST)
+        assert tokens == local_run
+        (named,) = await events.wait("quarantined")
+        assert named["peer"] == str(bad.endpoint.peer_id)
+        assert list(founder.status().quarantined) == [named["peer"]]
+
+        async def planned_around() -> bool:
+            return named["peer"] not in events.last("plan")["workers"]
+
+        await poll(planned_around)
+        config, plans = bad.config, events.count("plan")
+        await bad.close()
+        back = WrappingNode(config, Events())  # a restart changes nothing
+        try:
+            await back.start()
+            await events.wait("plan", plans + 1)
+            assert await planned_around()
+        finally:
+            back.is_ready = False
+            await back.close()
+        again, _ = await generate(founder, REQUEST)
+        assert again == local_run
+
+
+async def test_a_worker_that_says_it_holds_everything_costs_no_token(
+    tmp_path: Path, demo_pack: ModelPack, local_run: list[tuple[int, str]]
+) -> None:
+    async with swarm(tmp_path, demo_pack, BoastingNode, "1M") as (founder, _, _bad, told):
+        for _ in range(2):
+            tokens, _ = await generate(founder, REQUEST)
+            assert tokens == local_run
+        assert not [event for event in told.seen if event["event"] == "task-failed"]
+        (view,) = [peer for peer in founder.status().peers if peer.name == "bad"]
+        assert view.failures > 0, view
