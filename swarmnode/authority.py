@@ -5,10 +5,12 @@
     STATE/swarm/lock              held while either is changed
 
 All 0600, the folder 0700. A running node and a command may use one folder at once: every change reads what the other
-wrote, under the lock, and every question looks whether the file is another one. What counts is on disk before it is
-told: a use of an invitation before the certificate leaves, so that a crash can lose a use but never give one twice.
+wrote, under the lock. What counts is on disk before it is told: a use of an invitation before the certificate leaves,
+so that a crash can lose a use but never give one twice.
 
-Calls block for a few milliseconds (a flush to disk); thread-safe. Called by `up` of the founder, `ticket`, and as the
+Changes, `list` and `refresh` wait for the disk, and for another process up to LOCK_WAIT: a node calls them in a thread.
+`objection`, `revocations` and `certify` answer at once from what was read last: the loop's thread may ask them at any
+time, and whoever wants news calls `refresh` before. Thread-safe. Called by `up` of the founder, `ticket`, and as the
 Gatekeeper of membership/judge.py.
 """
 
@@ -19,7 +21,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swarmnode.errors import JoinRefused, ModelError, SwarmFilesDamaged, UsageError
@@ -53,6 +55,14 @@ _FULL = f"this swarm is full: {MAX_JOINED} nodes have joined"
 _CLOSED = "a ticket is needed to join this swarm: ask for one, then run swarmnode up TICKET"
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What was read last, never changed: another one takes its place. `version` is the file's."""
+
+    books: Books
+    version: tuple[int, int, int] | None
+
+
 class SwarmAuthority:
     """The swarm's word. `now` gives seconds since 1970; `random` so many random bytes."""
 
@@ -65,8 +75,9 @@ class SwarmAuthority:
         """Load the swarm of `folder` (STATE/swarm), or found one there. Raises SwarmFilesDamaged."""
         self._folder, self._path = folder, folder / FILE_NAME
         self._now, self._random = now, random
-        self._guard = threading.RLock()
-        self._version: tuple[int, int, int] | None = None
+        self._guard = threading.Lock()  # held while the file is changed: may be long
+        self._swap = threading.Lock()  # held for an assignment
+        self._damaged = False
         self._door: bytes | None = None
         make_folder(folder)
         if self._path.exists() and not self.exists(folder):
@@ -76,8 +87,8 @@ class SwarmAuthority:
         except IdentityError as error:
             raise SwarmFilesDamaged(str(error)) from None
         self.swarm = self._key.peer_id
-        self._books = Books({}, Revocations.issue(self._key, 0, (), ()))
-        self._refresh()
+        self._read = _Read(Books({}, Revocations.issue(self._key, 0, (), ())), None)
+        self.refresh()
 
     @staticmethod
     def exists(folder: Path) -> bool:
@@ -86,16 +97,24 @@ class SwarmAuthority:
 
     @property
     def revocations(self) -> Revocations:
-        """Who is out, signed; as new as the file."""
-        with self._guard:
-            self._refresh()
-            return self._books.revocations
+        """Who is out, signed; as new as the last `refresh` or change."""
+        return self._read.books.revocations
 
     def list(self) -> tuple[Issued, ...]:
-        """All invitations, the oldest first."""
-        with self._guard:
-            self._refresh()
-            return tuple(sorted(self._books.issued.values(), key=lambda one: one.created))
+        """All invitations, the oldest first. Reads the file; raises SwarmFilesDamaged."""
+        return tuple(sorted(self.refresh().issued.values(), key=lambda one: one.created))
+
+    def refresh(self) -> Books:
+        """Read what another process has written. Raises SwarmFilesDamaged; then what was known stays known.
+
+        The books are not to be changed.
+        """
+        before = self._read
+        found = self._look(before)
+        with self._swap:
+            if self._read is before:  # otherwise somebody has read or written later than we have
+                self._read = found
+            return self._read.books
 
     def certify(self, peer: PeerId, role: Role = "any") -> Certificate:
         """A certificate without an invitation: for the founder's own node."""
@@ -148,13 +167,14 @@ class SwarmAuthority:
         """None where `peer` may join with this genuine proof, or through the open door; otherwise the reason.
 
         A peer that joined with the invitation before may do so again: it is a member, whatever became of the ticket.
+        Nothing is read for it. A ticket that another process has only just given out gets no objection: `redeem` reads.
         """
-        with self._guard:
-            try:
-                self._refresh()
-            except SwarmFilesDamaged:
-                return "the founder's files are damaged: tell the founder"
-            found = self._find(self._books, peer, proof, now)
+        if self._damaged:
+            return "the founder's files are damaged: tell the founder"
+        books = self._read.books
+        if proof is not None and proof.invitation.id not in books.issued:
+            return None
+        found = self._find(books, peer, proof, now)
         return found if isinstance(found, str) else None
 
     def redeem(self, proof: JoinProof | None, peer: PeerId, now: float | None = None) -> Certificate:
@@ -166,14 +186,12 @@ class SwarmAuthority:
         at = self._now() if now is None else now
         if proof is not None and (proof.invitation.swarm != self.swarm or proof.peer != peer or not proof.is_genuine):
             raise JoinRefused("this ticket is for another swarm or node, or a forgery: ask for a ticket")
-        with self._guard:
-            self._refresh()
-            one = self._let_in(self._books, peer, proof, at)
-            if peer not in one.joined:
-                with self._changing() as books:
-                    one = self._let_in(books, peer, proof, at)  # another process may have been first
-                    one = replace(one, joined={**one.joined, peer: one.joined.get(peer, int(at))})
-                    books.issued[one.invitation.id] = one
+        one = self._let_in(self.refresh(), peer, proof, at)
+        if peer not in one.joined:
+            with self._changing() as books:
+                one = self._let_in(books, peer, proof, at)  # another process may have been first
+                one = replace(one, joined={**one.joined, peer: one.joined.get(peer, int(at))})
+                books.issued[one.invitation.id] = one
         terms = one.invitation
         return Certificate.issue(self._key, peer, terms.role, invitation=terms.id, issued=one.joined[peer])
 
@@ -224,7 +242,7 @@ class SwarmAuthority:
         objection = one.objection(now)
         if objection is not None:
             return objection if proof is not None else _CLOSED
-        return one if sum(len(other.joined) for other in books.issued.values()) < MAX_JOINED else _FULL
+        return one if _members(books) < MAX_JOINED else _FULL
 
     def _let_in(self, books: Books, peer: PeerId, proof: JoinProof | None, now: float) -> Issued:
         found = self._find(books, peer, proof, now)
@@ -255,13 +273,18 @@ class SwarmAuthority:
     def _changing(self) -> Iterator[Books]:
         """A copy of the newest books to change; when the block ends well it is written and counts, otherwise not."""
         with self._guard, self._locked():
-            self._refresh()
-            books = Books(dict(self._books.issued), self._books.revocations)
+            found = self._look(self._read)
+            with self._swap:
+                self._read = found
+            books = Books(dict(found.books.issued), found.books.revocations)
+            _make_room(books)
             yield books
-            if books == self._books:
+            if books == found.books:
                 return
             write_books(self._path, self.swarm, books)
-            self._books, self._version = books, version_of(self._path)
+            written = _Read(books, version_of(self._path))
+            with self._swap:
+                self._read = written
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -279,13 +302,31 @@ class SwarmAuthority:
         finally:
             lock.release()
 
-    def _refresh(self) -> None:
-        version = version_of(self._path)
-        if version is None or version == self._version:
-            return
-        found = read_books(self._path, self.swarm)
-        if found is not None:
-            self._books, self._version = found, version
+    def _look(self, known: _Read) -> _Read:
+        """What the file says now: `known` where it is still the same one, or missing."""
+        try:
+            version = version_of(self._path)
+            books = None if version is None or version == known.version else read_books(self._path, self.swarm)
+        except SwarmFilesDamaged:
+            self._damaged = True
+            raise
+        self._damaged = False
+        return known if books is None else _Read(books, version)
+
+
+def _members(books: Books) -> int:
+    """How many nodes have joined and are not out."""
+    out = books.revocations
+    joined = (one.joined for id, one in books.issued.items() if id not in out.invitations)
+    return sum(peer not in out.peers for peers in joined for peer in peers)
+
+
+def _make_room(books: Books) -> None:
+    """Forget who joined with invitations that are revoked with all of them, where there are too many to remember."""
+    if sum(len(one.joined) for one in books.issued.values()) < MAX_JOINED:
+        return
+    for id in books.revocations.invitations & books.issued.keys():
+        books.issued[id] = replace(books.issued[id], joined={})
 
 
 def _how_many(count: int) -> str:

@@ -15,20 +15,22 @@ import contextlib
 import logging
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from swarmnode.authority import SwarmAuthority
 from swarmnode.bulk.server import BulkServer
 from swarmnode.bulk.source import PeerSource
+from swarmnode.bulk.turns import Turns
 from swarmnode.coordination.mesh import LANE as SWARM_LANE
-from swarmnode.coordination.mesh import Mesh, wanted_links
+from swarmnode.coordination.mesh import WHOLE_MESH, Mesh, wanted_links
 from swarmnode.coordination.messages import MAX_RECORDS, Message, Records, Revoked
 from swarmnode.discovery.discovery import Discovery
-from swarmnode.discovery.mdns import Mdns
 from swarmnode.discovery.peer_book import Event, EventKind, PeerBook
 from swarmnode.discovery.record import PeerRecord
 from swarmnode.discovery.relay_directory import RelayDirectory
-from swarmnode.errors import BadDocument, BadMessage, SourceFailed
+from swarmnode.discovery.source import Source as DiscoverySource
+from swarmnode.errors import BadDocument, BadMessage, SourceFailed, SwarmFilesDamaged
 from swarmnode.membership import JOIN_LANE, BootstrapPeer, Revocations
 from swarmnode.membership.documents import NO_INVITATION
 from swarmnode.model.manifest import Manifest
@@ -42,7 +44,6 @@ from transport.identity import Identity, PeerId
 BULK_LANE = "bulk"
 TELL_S = 1.0  # how often news of peers is passed on
 REMEMBER_S = 5.0  # how soon the addresses of members that have changed are written down
-MAX_SOURCES = 8  # members that slices are taken from at a time
 EXPELLED = "this node was expelled from the swarm: ask its founder"
 KEY_IN_USE = (
     "another node uses this node's key, so members take the two for one: start each with a --state of its own "
@@ -80,8 +81,10 @@ class Member:
         self._describe, self._on_message, self._on_members = describe, on_message, on_members
         self._on_link, self._on_over, self._emit = on_link, on_over, emit
         book = PeerBook(self.membership.swarm, self.membership.own, judge=self._judge_record)
-        sources: list[Mdns | RelayDirectory] = [RelayDirectory(endpoint.reach.directory, self.membership.swarm)]
+        sources: list[DiscoverySource] = [RelayDirectory(endpoint.reach.directory, self.membership.swarm)]
         if mdns:
+            from swarmnode.discovery.mdns import Mdns  # noqa: PLC0415  zeroconf, where it is used only
+
             sources.append(
                 Mdns(
                     self.membership.swarm,
@@ -103,10 +106,12 @@ class Member:
         self.mesh = Mesh(links, self._message, self._link_up, self._link_down)
         self._tasks: set[asyncio.Task[None]] = set()
         self._sources: dict[PeerId, PeerSource] = {}
+        self._turns = Turns(self.membership.own)
         self._asking: set[PeerId] = set()
         self._giving: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._arrived: dict[PeerId, int] = {}  # datagrams, when it was looked at last
         self._serial = -1
+        self._hubs: set[PeerId] = set()  # members that everybody has a link to
         self._met_news = False  # since addresses were written down
         self._taken: dict[PeerId, int] = {}  # bytes, over connections that have ended
         self._closing = False
@@ -117,12 +122,14 @@ class Member:
         await self.discovery.start()
         self._retarget()
         self._spawn(self._tell_often())
+        if self._entry.authority is not None:
+            self._spawn(self._follow(self._entry.authority))
 
     async def close(self) -> None:
         """Say goodbye to everybody."""
         self._closing = True
         self.mesh.broadcast(Records([self.discovery.leave()]))
-        for source in self._sources.values():
+        for source in list(self._sources.values()):
             await source.close()
         await self.mesh.close()
         for task in list(self._tasks):
@@ -162,20 +169,24 @@ class Member:
                 return False
         return True
 
-    def revoked(self) -> None:
-        """The founder has changed the list of who is out."""
-        if self._entry.authority is not None:
-            self._apply(self._entry.authority.revocations)
+    def generates(self, record: PeerRecord) -> bool:
+        """Whether a member generates: it says so, and the swarm has certified it for that."""
+        certificate = self.membership.certificate_of(record.peer)
+        return record.role != "worker" and certificate is not None and certificate.role != "worker"
 
     # ---- taking slices
 
     def sources(self, manifest: Manifest) -> list[PeerSource]:
         """Members that have slices of this model and are connected for it; others are being connected."""
         model = bytes.fromhex(manifest.model_hash)[:8]
-        for record in self._holders(model):
-            if record.peer not in self._sources and record.peer not in self._asking:
-                self._asking.add(record.peer)
-                self._spawn(self._open_source(record.peer, manifest))
+        holders = {record.peer: self.generates(record) for record in self.records() if record.model == model}
+        received = {peer: source.received_bytes for peer, source in self._sources.items()}
+        for peer in self._turns.ended(holders, received, asyncio.get_running_loop().time()):
+            self._spawn(self._end_source(self._sources.pop(peer), peer))
+        for peer in self._turns.choose(holders, self._sources.keys() | self._asking):
+            if peer not in self._sources and peer not in self._asking:
+                self._asking.add(peer)
+                self._spawn(self._open_source(peer, manifest))
         return list(self._sources.values())
 
     def taken(self) -> dict[PeerId, int]:
@@ -233,16 +244,16 @@ class Member:
         if not self._has_twin and not self._closing:
             self._has_twin = True
             self._emit("key-in-use", error=KEY_IN_USE)
-        certificate = self.membership.members.get(teller) if teller is not None else None
+        certificate = self.membership.certificate_of(teller) if teller is not None else None
         if certificate is not None and certificate.invitation == NO_INVITATION and not self._closing:
             self._on_over(KEY_IN_USE)  # the founder is believed: it could expel this node as well
 
     def _retarget(self) -> None:
         here = {record.peer: record for record in self.records()}
-        hubs = [peer for peer, record in here.items() if record.role != "worker"]
+        self._hubs = {peer for peer, record in here.items() if self.generates(record)}
         known = {*here, *(record.peer for record in self.discovery.book.candidates())}
         known |= {one.peer for one in self._entry.bootstrap} if not here else set()
-        self.mesh.target(wanted_links(self.membership.own, known, hubs))
+        self.mesh.target(wanted_links(self.membership.own, known, self._hubs))
 
     async def _tell_often(self) -> None:
         remembered = -REMEMBER_S
@@ -254,8 +265,10 @@ class Member:
                 if arrived != self._arrived.get(peer, 0):
                     self.discovery.sees(peer)
                 self._arrived[peer] = arrived
-            self._tell(self.discovery.news(), self.mesh.up())
-            self.revoked()
+            members = len(self.discovery.book)
+            hubs = self._hubs if members > WHOLE_MESH else ()
+            for peer, blobs in self.discovery.news(self.mesh.up(), hubs, members).items():
+                self._tell(blobs, peer)
             if self._met_news and time.monotonic() - remembered > REMEMBER_S:
                 remembered, self._met_news = time.monotonic(), False
                 await self._remember()
@@ -267,16 +280,28 @@ class Member:
         except Exception as error:  # a disk that is full must not end the node
             self._emit("discovery-problem", error=str(error))
 
-    def _tell(self, blobs: Sequence[bytes], peers: Iterable[PeerId]) -> None:
+    def _tell(self, blobs: Sequence[bytes], peer: PeerId) -> None:
         for at in range(0, len(blobs), MAX_RECORDS):
-            message = Records(list(blobs[at : at + MAX_RECORDS]))
-            for peer in peers:
-                self.mesh.send(peer, message)
+            self.mesh.send(peer, Records(list(blobs[at : at + MAX_RECORDS])))
+
+    async def _follow(self, authority: SwarmAuthority) -> None:
+        """Hear what commands have written into the founder's files: whom it has put out."""
+        told = ""
+        while True:
+            try:
+                await asyncio.to_thread(authority.refresh)
+                told = ""
+            except SwarmFilesDamaged as error:  # what was known is good; the person at this node can mend it
+                if told != str(error):
+                    told = str(error)
+                    self._emit("discovery-problem", error=told)
+            self._apply(authority.revocations)
+            await asyncio.sleep(TELL_S)
 
     # ---- inside: links
 
     def _link_up(self, peer: PeerId) -> None:
-        self._tell(self.discovery.everything(), [peer])
+        self._tell(self.discovery.everything(peer), peer)
         if self.membership.revocations.serial:
             self.mesh.send(peer, Revoked(self.membership.revocations.encode()))
         self._on_link(peer, True)
@@ -341,11 +366,10 @@ class Member:
         with contextlib.suppress(TransportError):
             await self._bulk.serve(connection)
 
-    def _holders(self, model: bytes) -> list[PeerRecord]:
-        """Members of this model, those who generate first: they have everything."""
-        found = [record for record in self.records() if record.model == model]
-        found.sort(key=lambda record: (record.role == "worker", record.peer))
-        return found[:MAX_SOURCES]
+    async def _end_source(self, source: PeerSource, peer: PeerId) -> None:
+        """Take no more from a member; the connection stays, as it may take slices from us."""
+        self._taken[peer] = self._taken.get(peer, 0) + source.received_bytes
+        await source.close()
 
     async def _open_source(self, peer: PeerId, manifest: Manifest) -> None:
         try:
@@ -355,13 +379,13 @@ class Member:
             self._sources[peer] = source
             self._asking.discard(peer)
             await connection.wait_closed()
-            await source.close()
+            if self._sources.get(peer) is source:
+                await self._end_source(self._sources.pop(peer), peer)
         except (TransportError, SourceFailed) as error:
             log.info("bulk_source_failed peer=%s why=%r", peer.short, str(error))
+            self._turns.failed(peer)
             await asyncio.sleep(TELL_S)  # not at once again
         finally:
-            if (ended := self._sources.pop(peer, None)) is not None:
-                self._taken[peer] = self._taken.get(peer, 0) + ended.received_bytes
             self._asking.discard(peer)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -132,7 +132,7 @@ class Node:
         self.is_ready = True
         self.emit("ready", peer=str(self.endpoint.peer_id), address=self.address, role=config.role, model=self._model)
         if self.swarm is not None and self.swarm.entry.authority is not None:
-            self.emit("ticket", ticket=str(self.swarm.standing_ticket()))
+            self.emit("ticket", ticket=str(await self.swarm.standing_ticket()))
 
     async def _start_by_hand(self, identity: Identity) -> None:
         config = self.config

@@ -32,8 +32,6 @@ from swarmnode.model.backbone_file import backbone_digest, remote_weights, write
 from swarmnode.model.digests import Digests, digest_experts
 from swarmnode.model.folder_lock import FolderLock
 from swarmnode.model.gguf_file import GgufFile
-from swarmnode.model.http_file import BACK_OFF_S
-from swarmnode.model.http_model import FarModel, digest_far_experts
 from swarmnode.model.http_url import shown, url_of
 from swarmnode.model.manifest import (
     Manifest,
@@ -128,7 +126,7 @@ def onboard(
     progress: Progress | None = None,
     *,
     hash_all: bool = False,
-    back_off_s: float = BACK_OFF_S,
+    back_off_s: float | None = None,
 ) -> ModelPack:
     """Make (or keep) the pack of `source` in the folder `pack`. Any part of a split GGUF names the whole.
 
@@ -196,7 +194,7 @@ def _make(
     return ModelPack.open(pack)
 
 
-def _onboard_far(url: str, pack: Path, report: Progress, *, hash_all: bool, back_off_s: float) -> ModelPack:
+def _onboard_far(url: str, pack: Path, report: Progress, *, hash_all: bool, back_off_s: float | None) -> ModelPack:
     last = ("headers", 0, 1)
 
     def note(stage: str, done: int, total: int) -> None:
@@ -204,7 +202,11 @@ def _onboard_far(url: str, pack: Path, report: Progress, *, hash_all: bool, back
         last = (stage, done, total)
         report(stage, done, total)
 
+    from swarmnode.model.http_file import BACK_OFF_S  # noqa: PLC0415  httpx costs 0.2 s and 10 MB
+    from swarmnode.model.http_model import FarModel, digest_far_experts  # noqa: PLC0415
+
     note(*last)
+    back_off_s = BACK_OFF_S if back_off_s is None else back_off_s
     with FarModel(url, heartbeat=lambda: report(*last), back_off_s=back_off_s) as model:
         gguf = model.open()
         gguf.expert_tensors()

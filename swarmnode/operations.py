@@ -37,7 +37,7 @@ class Operations:
             case "ping":
                 await self._ping(arguments, send)
             case "ticket":
-                await send({"event": "ticket", **self._ticket(arguments)})
+                await send({"event": "ticket", **await self._ticket(arguments)})
             case _:
                 raise ControlError(f"this node does not know the operation {op!r}; is the command another version?")
 
@@ -58,7 +58,7 @@ class Operations:
                 else:
                     await send({"event": "token", **msgspec.to_builtins(event)})
 
-    def _ticket(self, arguments: Json) -> Json:
+    async def _ticket(self, arguments: Json) -> Json:
         swarm = self._node.swarm
         if swarm is None or not self._node.is_ready:
             raise ControlError("this node is in no swarm, or still starting: swarmnode up --model FILE founds one")
@@ -66,7 +66,7 @@ class Operations:
             wanted = msgspec.convert(arguments, TicketTerms, strict=False)
         except msgspec.ValidationError as error:
             raise UsageError(f"the request is not understood: {error}") from None
-        made = swarm.ticket(wanted.expires_s, wanted.uses, wanted.role)
+        made = await swarm.ticket(wanted.expires_s, wanted.uses, wanted.role)
         return {"ticket": str(made), "id": made.invitation.label, "expires": made.invitation.expires}
 
     async def _ping(self, arguments: Json, send: Send) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from swarmnode.backbone.hook import EvalHook
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
@@ -25,13 +25,15 @@ from swarmnode.errors import CorruptSlice, DownloadFailed, ModelError, SourceCha
 from swarmnode.experts_spec import parse_experts
 from swarmnode.model.digests import digest_experts
 from swarmnode.model.gguf_file import GgufFile
-from swarmnode.model.http_source import HttpSource, told_address
 from swarmnode.model.http_url import file_name, url_of
-from swarmnode.model.manifest import corrupt_expert
+from swarmnode.model.manifest import corrupt_expert, told_address
 from swarmnode.model.recorded_digests import RecordedDigests
 from swarmnode.model.source_bank import SourceBank
 from swarmnode.model.store import SliceStore
 from swarmnode.onboard import ModelPack, onboard, trace_model
+
+if TYPE_CHECKING:
+    from swarmnode.model.http_source import HttpSource
 
 DEFAULT_CONTEXT = 4096  # tokens, where the model was trained for more
 HEARTBEAT_S = 0.25  # how soon Ctrl-C is noticed while a server is waited for
@@ -81,6 +83,8 @@ def http_source(pack: ModelPack, source: Path | str | None = None) -> HttpSource
     url = (url_of(source) if source is not None else None) or pack.url
     if not url and not told_address(pack.manifest):
         return None
+    from swarmnode.model.http_source import HttpSource  # noqa: PLC0415  httpx costs 0.2 s and 10 MB
+
     return HttpSource(pack.manifest, url, RecordedDigests(pack.manifest, pack.path / "digests.json"))
 
 

@@ -18,7 +18,6 @@ from swarmnode.authority import SwarmAuthority
 from swarmnode.config import NodeConfig
 from swarmnode.coordination.message_link import read_message
 from swarmnode.coordination.messages import Join, JoinDeclined, Joined, encode
-from swarmnode.discovery.mdns import browse_open
 from swarmnode.errors import BadDocument, JoinRefused, PeerFault, SwarmnodeError, UsageError
 from swarmnode.member_state import Joined as Remembered
 from swarmnode.member_state import MemberState
@@ -188,6 +187,8 @@ async def _ask(entry: Entry, endpoint: Endpoint, known: BootstrapPeer, name: str
 
 async def _open_swarm(say: Callable[[str], None]) -> tuple[PeerId, tuple[BootstrapPeer, ...]]:
     """The open swarm on this LAN. Raises JoinRefused where there is none or more than one."""
+    from swarmnode.discovery.mdns import browse_open  # noqa: PLC0415  zeroconf, where it is used only
+
     found = await browse_open(on_problem=say)
     if not found:
         raise JoinRefused("no open swarm was found on this network: start one with swarmnode up --model F --open")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -37,7 +37,6 @@ from swarmnode.membership import BootstrapPeer, Invitation, Role, Ticket
 from swarmnode.membership.documents import NO_INVITATION
 from swarmnode.membership.ticket import MAX_ADDRESSES, MAX_RELAYS
 from swarmnode.model.atomic_file import write_atomically
-from swarmnode.model.http_source import HttpSource
 from swarmnode.model.http_url import url_of
 from swarmnode.model.manifest import Manifest, decode_manifest, is_hashed
 from swarmnode.model.store import SliceStore
@@ -49,6 +48,9 @@ from transport.connection import Connection
 from transport.endpoint import Endpoint
 from transport.errors import TransportError
 from transport.identity import Identity, PeerId
+
+if TYPE_CHECKING:
+    from swarmnode.model.http_source import HttpSource
 
 REPORT_S = 3.0
 FOUNDER_S = 5.0  # how long a newcomer waits for the founder's word about the model
@@ -260,17 +262,17 @@ class SwarmPart:
         self.budget_bytes = given if given is not None else int(psutil.virtual_memory().available * MEMORY_SHARE)
         return self.budget_bytes
 
-    def standing_ticket(self) -> Ticket:
+    async def standing_ticket(self) -> Ticket:
         """A ticket for workers that is good for some hours yet: the last one where there is such, else a new one."""
         authority = self.entry.authority
         assert authority is not None
         now = time.time()
-        for one in reversed(authority.list()):
+        for one in reversed(await asyncio.to_thread(authority.list)):
             terms = one.invitation
             lasts = not terms.expires or terms.expires - now > STANDING_S / 2
             if one.objection(now) is None and terms.role == "worker" and not terms.uses and not terms.open and lasts:
                 return self._written(terms, one.secret)
-        return self.ticket(STANDING_S, 0, "worker")
+        return await self.ticket(STANDING_S, 0, "worker")
 
     def generates(self, pack: ModelPack) -> None:
         """This node generates with this model: tell everybody, and give what it has of it."""
@@ -296,11 +298,11 @@ class SwarmPart:
         self._early.clear()
         self._spawn(lead.run(), "plans")
 
-    def ticket(self, expires_s: float, uses: int, role: Role) -> Ticket:
+    async def ticket(self, expires_s: float, uses: int, role: Role) -> Ticket:
         """A new ticket. UsageError on a node that did not found the swarm."""
         if self.entry.authority is None:
             raise UsageError("only the node that founded the swarm gives tickets; ask there: swarmnode ticket")
-        return self._written(*self.entry.authority.invite(expires_s, uses, role))
+        return self._written(*await asyncio.to_thread(self.entry.authority.invite, expires_s, uses, role))
 
     def _written(self, invitation: Invitation, secret: bytes) -> Ticket:
         record = self._describe(PeerRecord(self.entry.membership.swarm, self._identity.peer_id, 0, 0))
@@ -357,7 +359,7 @@ class SwarmPart:
         if self.lead is not None:
             records = self.member.records()
             here = {record.peer for record in records}
-            self.lead.others_generate(any(record.role != "worker" for record in records))
+            self.lead.others_generate(any(self.member.generates(record) for record in records))
             for peer in [peer for peer in self.lead.reports if peer not in here]:
                 self.lead.gone(peer)
         self.on_members()

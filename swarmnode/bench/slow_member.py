@@ -106,14 +106,16 @@ def _up(arguments: list[str]) -> int:
         def offer(self, size: int, now: float) -> float | None:
             return self._other.offer(size, now) if _Switch.bad else super().offer(size, now)
 
+    import runpy  # noqa: PLC0415
+
     import swarmnode.parts  # noqa: PLC0415  patched here alone, in a process of its own
     import transport.peer_socket  # noqa: PLC0415
-    from swarmnode.cli import main as command  # noqa: PLC0415
 
     vars(swarmnode.parts)["ExpertEngine"] = SlowEngine
     vars(transport.peer_socket)["LinkModel"] = SwitchedLink
     sys.argv = ["swarmnode", "up", *arguments[1:]]
-    return command()
+    runpy.run_module("swarmnode", run_name="__main__")
+    return 0
 
 
 # ---- the swarm

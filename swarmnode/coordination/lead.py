@@ -159,12 +159,13 @@ class Lead:
             self._coordinator.reached(str(peer), False, now)
 
     def _standing(self, peer: PeerId, report: Report) -> Standing:
+        rtt_s, row_s = self._pace(peer, report)
         return Standing(
             peer=str(peer),
             budget=report.budget,
             held=unpack_masks(report.held, self._n_expert),
-            row_s=report.row_s,
-            rtt_s=self._beyond_computing(peer, report),
+            row_s=row_s,
+            rtt_s=rtt_s,
             assignment=report.assignment,
             pinned=report.pinned,
             trouble=report.trouble,
@@ -177,13 +178,12 @@ class Lead:
         self._events.append(event)
         self._wake.set()
 
-    def _beyond_computing(self, peer: PeerId, report: Report) -> float:
-        """What an answer takes beyond its rows: measured where there were answers, else the path's round trip."""
+    def _pace(self, peer: PeerId, report: Report) -> tuple[float, float]:
         path = self._swarm.rtt_s(peer)
-        seen = self._swarm.recent(peer)
-        if seen is None or seen[0] is None:
-            return path
-        return max(path, seen[0] - report.row_s * seen[1])
+        recent = self._swarm.recent(peer)
+        if recent is None or recent[0] is None:
+            return path, report.row_s
+        return pace(path, report.row_s, recent[0], recent[1])
 
     def _carry_out(self, outcome: Outcome) -> None:
         match outcome:
@@ -212,3 +212,13 @@ def summary(placement: Any, why: str) -> dict[str, Any]:
         "round_trips_per_token": round(estimate.round_trips_per_token, 3),
         "workers_per_token": round(estimate.workers_per_token, 3),
     }
+
+
+def pace(path_s: float, row_s: float, answer_s: float, rows: float) -> tuple[float, float]:
+    """What an answer takes beyond its rows, and what a row takes: seconds.
+
+    `path_s` is the path's round trip, `row_s` what the worker says of itself, `answer_s` what answers of `rows` have
+    taken lately. A worker that has become faster says so late: no row takes longer than its share of an answer.
+    """
+    row_s = min(row_s, answer_s / max(rows, 1.0))
+    return max(path_s, answer_s - row_s * rows), row_s

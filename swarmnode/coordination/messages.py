@@ -17,7 +17,8 @@ swarm   Records        records of peers, signed by them (discovery/record.py), t
         Leaving        worker → coordinator: it wants to go
         Released       coordinator → worker: nothing is lost when it goes now
 
-Masks are little-endian bytes, bit e for expert e, as in dispatch/frames.py.
+Masks are little-endian bytes, bit e for expert e, as in dispatch/frames.py. Texts end on people's terminals: whatever
+cannot be printed in them is a space, as soon as a message is made or read.
 """
 
 from __future__ import annotations
@@ -44,12 +45,23 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
+def _make_printable(message: msgspec.Struct) -> None:
+    for name in message.__struct_fields__:
+        text = getattr(message, name)
+        if isinstance(text, str) and not text.isprintable():
+            clean = "".join(one if one.isprintable() else " " for one in text)
+            msgspec.structs.force_setattr(message, name, clean)
+
+
 class Join(msgspec.Struct, frozen=True, tag="join", tag_field="type"):
     """A newcomer: its credentials once more, and what it wants to be called and to be."""
 
     credentials: Annotated[bytes, msgspec.Meta(max_length=1024)]
     name: Annotated[str, msgspec.Meta(max_length=64)] = ""
     role: Annotated[str, msgspec.Meta(max_length=16)] = "worker"
+
+    def __post_init__(self) -> None:
+        _make_printable(self)
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined", tag_field="type"):
@@ -62,6 +74,9 @@ class JoinDeclined(msgspec.Struct, frozen=True, tag="join-declined", tag_field="
     """Not welcome, and why."""
 
     why: Text
+
+    def __post_init__(self) -> None:
+        _make_printable(self)
 
 
 class Records(msgspec.Struct, frozen=True, tag="records", tag_field="type"):
@@ -82,6 +97,9 @@ class Serves(msgspec.Struct, frozen=True, tag="serves", tag_field="type"):
     model: Hash
     name: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
+    def __post_init__(self) -> None:
+        _make_printable(self)
+
 
 class Report(msgspec.Struct, frozen=True, tag="report", tag_field="type"):
     """A worker's state. `budget` in bytes of experts; `row_s` seconds per (token, expert) row, 0 before it is known.
@@ -100,6 +118,9 @@ class Report(msgspec.Struct, frozen=True, tag="report", tag_field="type"):
     pinned: bool = False
     trouble: Text = ""
     fetched: Count = 0
+
+    def __post_init__(self) -> None:
+        _make_printable(self)
 
 
 class Assign(msgspec.Struct, frozen=True, tag="assign", tag_field="type"):

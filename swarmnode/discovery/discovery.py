@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
+from swarmnode.discovery.gossip import Gossip
 from swarmnode.discovery.peer_book import Event, EventKind, PeerBook
 from swarmnode.discovery.record import RECORD_TTL_S, REISSUE_S, PeerRecord, next_seq, sign
 from swarmnode.discovery.source import Source
@@ -45,6 +46,7 @@ class Discovery:
         self._identity, self._sources = identity, tuple(sources)
         self._describe, self._on_event, self._on_gone, self._unix = describe, on_event, on_gone, unix
         self._on_twin = on_twin
+        self._gossip = Gossip(identity.peer_id)
         self._seq = 0
         self._blob = b""
         self._reissue: asyncio.TimerHandle | None = None
@@ -95,32 +97,28 @@ class Discovery:
     def told(self, blobs: Iterable[bytes], teller: PeerId) -> None:
         """Records that a connected peer passed on."""
         for blob in blobs:
-            self.heard(blob, f"peer {teller.short}", lasting=False)
+            self._take(blob, f"peer {teller}", lasting=False, teller=teller)
 
     def sees(self, peer: PeerId) -> None:
         """Something arrived from this peer just now."""
-        self._happened(self.book.sees(peer, self._now()))
+        self._happened(peer, self.book.sees(peer, self._now()))
 
-    def news(self) -> list[bytes]:
-        """What to pass on to connected members; ask at least every second. The own record comes first."""
-        return [self._blob, *self.book.worth_telling(self._now())] if self._blob else []
+    def news(
+        self, links: Sequence[PeerId], hubs: Collection[PeerId] = (), members: int = 0
+    ) -> dict[PeerId, list[bytes]]:
+        """What to pass on to each of these connected members; ask every second. See Gossip.share."""
+        return self._gossip.share(links, hubs, members, self._now())
 
-    def everything(self) -> list[bytes]:
+    def everything(self, link: PeerId) -> list[bytes]:
         """What to pass on to a member that has just connected: the whole view, and the own record first."""
+        self._gossip.told_everything(link)
         return [self._blob, *self.book.all_blobs(self._now())] if self._blob else []
 
     # -- Sink
 
-    def heard(self, blob: bytes, source: str, *, lasting: bool) -> None:
-        """A source, or `told`, has a record."""
-        if self._blob and self.book.is_of_twin(blob, self._seq):
-            self._on_twin()
-            return
-        refused = self.book.refused.total()
-        event = self.book.offer(blob, source, self._now(), self._unix(), lasting=lasting)
-        if self.book.refused.total() > refused:
-            logger.debug("discovery.refused source=%s why=%s", source, self.book.last_refusal)
-        self._happened(event)
+    def heard(self, blob: bytes, source: str, *, lasting: bool, publisher: PeerId | None = None) -> None:
+        """A source has a record."""
+        self._take(blob, source, lasting=lasting, publisher=publisher)
 
     def lost(self, peer: PeerId, source: str) -> None:
         """A source does not announce a peer any more."""
@@ -128,19 +126,42 @@ class Discovery:
 
     # -- inside
 
-    def _happened(self, event: Event | None) -> None:
-        self._plan_expiry()
+    def _take(
+        self, blob: bytes, source: str, *, lasting: bool, publisher: PeerId | None = None, teller: PeerId | None = None
+    ) -> None:
+        now = self._now()
+        if self._blob and self.book.is_of_twin(blob, self._seq, source, now, publisher=publisher):
+            self._on_twin()
+            return
+        refused = self.book.refused.total()
+        event = self.book.offer(blob, source, now, self._unix(), lasting=lasting, publisher=publisher)
+        if self.book.refused.total() > refused:
+            logger.debug("discovery.refused source=%s why=%s", source, self.book.last_refusal)
+        if event is None:
+            return
+        peer = event.record.peer
+        if event.kind is EventKind.SAME:
+            if teller is not None:
+                self._gossip.repeated(peer, event.blob, teller)
+        elif event.kind not in (EventKind.LEFT, EventKind.CANDIDATE):
+            is_new = event.kind is not EventKind.REFRESHED
+            self._gossip.learned(peer, event.blob, now, is_new=is_new, teller=teller)
+        self._happened(peer, event)
+
+    def _happened(self, peer: PeerId, event: Event | None) -> None:
+        self._plan_expiry(self.book.until(peer))
         if event is not None and event.kind is not EventKind.SAME and self._running:
             self._on_event(event)
 
     def _issue(self, ttl_s: int) -> None:
         self._seq = next_seq(self._seq, self._unix())
         self._blob = sign(replace(self._describe(), seq=self._seq, ttl_s=ttl_s), self._identity.sign)
+        self._gossip.issued(self._blob)
         for source in self._sources:
             source.announce(self._blob)
 
-    def _plan_expiry(self) -> None:
-        due = self.book.next_expiry
+    def _plan_expiry(self, due: float | None) -> None:
+        """Look at `due` at the latest. Lives are only prolonged, so what was planned may be early, and never late."""
         if due is None or not self._running:
             return
         if self._expiry is not None:
@@ -152,7 +173,7 @@ class Discovery:
     def _expire(self) -> None:
         self._expiry = None
         gone = self.book.expire(self._now())
-        self._plan_expiry()
+        self._plan_expiry(self.book.next_expiry)
         for peer in gone:
             logger.info("discovery.gone peer=%s", peer.short)
             self._on_gone(peer)

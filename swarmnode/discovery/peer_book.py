@@ -10,8 +10,11 @@ let it pass.
     unix: seconds since 1970; only the dates of records are compared with it, with MAX_SKEW_S of tolerance
 
 Hostile: everything that comes from the network. Each source has budgets of signatures that it may make us check: of
-strangers, and of records that turn out to be forged; genuine records of known members cost it nothing. Nobody gets in
-whom `judge` does not let in, and nobody who is alive makes room for somebody else.
+strangers, and of records that turn out to be forged; genuine records of known members cost it nothing. Where a source
+vouches for who published a record, every publisher has budgets of its own, those of strangers apart from those of
+members and never more together than the source's: a stranger who knows the topic can mute itself, many can hold up who
+comes anew, and none can mute a member. Nobody gets in whom `judge` does not let in, and nobody who is alive makes room
+for somebody else.
 
 Called by discovery.Discovery.
 """
@@ -30,12 +33,12 @@ from transport.identity import PeerId
 MAX_PEERS = 1024
 MAX_SKEW_S = 300.0  # clocks of devices that ever met a time server agree better
 SEEN_S = float(RECORD_TTL_S)  # what something heard from a peer is worth
-TELL_S = 2.0  # older news is not passed on: two hops add 4 s to a record's life, and 15 s are promised
 REMEMBER_S = 2 * MAX_SKEW_S + MAX_TTL_S  # after that a record's own date refuses it
 MIN_INTERVAL_S = 0.1  # between two records of one peer
 STRANGERS_BURST, STRANGERS_PER_S = 512.0, 50.0  # signatures checked per source: 0.1 s at once, then 1 % of a core
 FORGED_BURST, FORGED_PER_S = 64.0, 4.0  # no honest source has any
-MAX_SOURCES = 512
+MAX_SOURCES = 4096  # budgets of members, as tellers and as publishers, and of what is no member's
+MAX_STRANGERS = 512  # budgets of publishers that are not known; they cannot displace the others
 
 
 class EventKind(StrEnum):
@@ -114,15 +117,25 @@ class PeerBook:
         self._entries: dict[PeerId, _Entry] = {}
         self._memory: OrderedDict[PeerId, _Memory] = OrderedDict()
         self._budgets: OrderedDict[str, _Budget] = OrderedDict()
+        self._strangers: OrderedDict[str, _Budget] = OrderedDict()
         self.refused: Counter[str] = Counter()  # by a few fixed words
         self.last_refusal = ""  # one line, for people
 
     # -- learning
 
-    def offer(self, blob: bytes, source: str, now: float, unix: float, *, lasting: bool = False) -> Event | None:
+    def offer(
+        self,
+        blob: bytes,
+        source: str,
+        now: float,
+        unix: float,
+        *,
+        lasting: bool = False,
+        publisher: PeerId | None = None,
+    ) -> Event | None:
         """Look at a record that `source` passed on; None when it taught nothing. Never raises for what is in it.
 
-        lasting: see source.Sink; such a record makes a candidate and keeps nobody alive.
+        lasting, publisher: see source.Sink; a lasting record makes a candidate and keeps nobody alive.
         """
         try:
             head = peek(blob)
@@ -142,8 +155,8 @@ class PeerBook:
             return self._refuse(*why)
         if entry is not None and head.ttl_s and now - entry.received < MIN_INTERVAL_S:
             return self._refuse("too often", f"{peer.short} issues records faster than every {MIN_INTERVAL_S:g} s")
-        budget = self._budget(source, now)
-        if not budget.may_check(known=entry is not None):
+        budget = self._may_check(source, publisher, now, known=entry is not None)
+        if budget is None:
             return self._refuse("rate", f"{source} passes on more records than are looked at")
         try:
             record = decode(blob)
@@ -161,14 +174,26 @@ class PeerBook:
             return self._left(record, bytes(blob), now)
         return self._take(entry, record, bytes(blob), source, now, unix, lasting=lasting)
 
-    def is_of_twin(self, blob: bytes, issued: int) -> bool:
-        """Is it a genuine record of this node that is newer than `issued`, the newest that it has issued itself?"""
+    def is_of_twin(self, blob: bytes, issued: int, source: str, now: float, *, publisher: PeerId | None = None) -> bool:
+        """Is it a genuine record of this node that is newer than `issued`, the newest that it has issued itself?
+
+        It is looked at on the budget of `source`, as a stranger's.
+        """
         try:
             head = peek(blob)
-            if head.peer != self.own.raw or head.swarm != self.swarm.raw or head.seq <= issued:
-                return False
-            decode(blob)
         except BadRecord:
+            return False
+        if head.peer != self.own.raw or head.swarm != self.swarm.raw or head.seq <= issued:
+            return False
+        budget = self._may_check(source, publisher, now, known=False)
+        if budget is None:
+            self._refuse("rate", f"{source} passes on more records than are looked at")
+            return False
+        try:
+            decode(blob)
+        except BadRecord as error:
+            budget.forged -= 1
+            self._refuse("malformed", str(error))
             return False
         return True
 
@@ -234,6 +259,11 @@ class PeerBook:
         """When `expire` is due next; None when nobody is in the view."""
         return min((entry.until for entry in self._entries.values() if entry.in_view), default=None)
 
+    def until(self, peer: PeerId) -> float | None:
+        """When a peer is taken out of the view if nothing more is heard; None when it is not there."""
+        entry = self._entries.get(peer)
+        return entry.until if entry is not None and entry.in_view else None
+
     def records(self, now: float) -> list[PeerRecord]:
         """The view: members that are alive, in a steady order."""
         return [entry.record for entry in self._sorted() if entry.in_view and entry.until > now]
@@ -251,15 +281,6 @@ class PeerBook:
         """Whether the peer is in the view."""
         entry = self._entries.get(peer)
         return entry is not None and entry.in_view and entry.until > now
-
-    def worth_telling(self, now: float, limit: int = MAX_PEERS) -> list[bytes]:
-        """Records to pass on to other members, newest first: those that came within the last TELL_S.
-
-        To somebody who has just connected, pass on `all_blobs` once.
-        """
-        recent = [entry for entry in self._entries.values() if entry.in_view and now - entry.received <= TELL_S]
-        recent.sort(key=lambda entry: -entry.received)
-        return [entry.blob for entry in recent[:limit]]
 
     def all_blobs(self, now: float) -> list[bytes]:
         """Records of the whole view, for somebody who knows nobody yet."""
@@ -342,19 +363,35 @@ class PeerBook:
         while len(self._memory) > 4 * self._max_peers:
             self._memory.popitem(last=False)
 
-    def _budget(self, source: str, now: float) -> _Budget:
-        budget = self._budgets.get(source)
-        if budget is None:
-            budget = self._budgets[source] = _Budget(STRANGERS_BURST, FORGED_BURST, now)
-            if len(self._budgets) > MAX_SOURCES:
-                self._budgets.popitem(last=False)
-        self._budgets.move_to_end(source)
-        passed, budget.at = max(0.0, now - budget.at), now
-        budget.strangers = min(STRANGERS_BURST, budget.strangers + passed * STRANGERS_PER_S)
-        budget.forged = min(FORGED_BURST, budget.forged + passed * FORGED_PER_S)
+    def _may_check(self, source: str, publisher: PeerId | None, now: float, *, known: bool) -> _Budget | None:
+        """The budget on which one more signature is checked, None when it is used up. Counts a stranger's."""
+        if publisher is None:
+            budget = _budget(self._budgets, MAX_SOURCES, source, now)
+            return budget if budget.may_check(known=known) else None
+        is_member = publisher in self._entries
+        budgets, most = (self._budgets, MAX_SOURCES) if is_member else (self._strangers, MAX_STRANGERS)
+        budget = _budget(budgets, most, f"{source} {publisher}", now)
+        if not budget.may_check(known=known):
+            return None
+        if not is_member and not _budget(self._budgets, MAX_SOURCES, source, now).may_check(known=False):
+            return None
         return budget
 
     def _refuse(self, word: str, line: str) -> Event | None:
         self.refused[word] += 1
         self.last_refusal = line or self.last_refusal
         return None
+
+
+def _budget(budgets: OrderedDict[str, _Budget], most: int, source: str, now: float) -> _Budget:
+    """A source's budgets, as they are now. Those of `most` are kept; the one that was used longest ago goes first."""
+    budget = budgets.get(source)
+    if budget is None:
+        budget = budgets[source] = _Budget(STRANGERS_BURST, FORGED_BURST, now)
+        if len(budgets) > most:
+            budgets.popitem(last=False)
+    budgets.move_to_end(source)
+    passed, budget.at = max(0.0, now - budget.at), now
+    budget.strangers = min(STRANGERS_BURST, budget.strangers + passed * STRANGERS_PER_S)
+    budget.forged = min(FORGED_BURST, budget.forged + passed * FORGED_PER_S)
+    return budget

@@ -79,4 +79,4 @@ class RelayDirectory:
         if head.peer != key.raw:
             self.misattributed += 1
             return
-        self._sink.heard(blob, self.name, lasting=False)
+        self._sink.heard(blob, self.name, lasting=False, publisher=key)

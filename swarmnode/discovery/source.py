@@ -14,8 +14,11 @@ from transport.identity import PeerId
 class Sink(Protocol):
     """What a source tells; discovery.Discovery is one. Called on the loop."""
 
-    def heard(self, blob: bytes, source: str, *, lasting: bool) -> None:
+    def heard(self, blob: bytes, source: str, *, lasting: bool, publisher: PeerId | None = None) -> None:
         """A record, as bytes that nobody has checked.
+
+        publisher: whose session it came from, where the source vouches for that: what one publisher does is then not
+        held against the others of the source.
 
         lasting: the source keeps announcing what it was told once, so that a record says where a peer may be found and
         nothing of whether it is alive; `lost` is told when it ends.

@@ -257,9 +257,7 @@ class Call:
             return self.failed(attempt, why, now)
         return self._begin_anew(lambda other: other is slot, slot.tried, why, now)
 
-    def _begin_anew(
-        self, is_out: Callable[[_Slot], bool], tried: frozenset[int], why: str, now: float
-    ) -> list[Action]:
+    def _begin_anew(self, is_out: Callable[[_Slot], bool], tried: frozenset[int], why: str, now: float) -> list[Action]:
         """Give the pairs of those slots that contain one which `is_out` to others than `tried`."""
         if self.done:
             return []

@@ -83,6 +83,10 @@ class Membership:
         """Peers whose certificates were seen and are valid, without this node."""
         return dict(self._members)
 
+    def certificate_of(self, peer: PeerId) -> Certificate | None:
+        """The certificate of a member that was seen, and found valid."""
+        return self._members.get(peer)
+
     def knows(self, peer: PeerId) -> bool:
         """Was this peer's certificate seen, and found valid?"""
         return peer in self._members

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from swarmnode.errors import Cancelled, ModelError, SourceChanged, SourceFailed, UsageError
 from swarmnode.model.http_file import BACK_OFF_S, HttpFile, make_client
 from swarmnode.model.http_url import file_name, shown, sibling
-from swarmnode.model.manifest import ExpertTensor, Manifest
+from swarmnode.model.manifest import ExpertTensor, Manifest, told_address
 from swarmnode.model.recorded_digests import RecordedDigests
 from swarmnode.model.slicing import Buffer, expert_digest
 
@@ -195,12 +195,6 @@ class HttpSource:
     def _note(self, site: int, expert: int, slices: Sequence[Buffer]) -> None:
         if not self._recorded.note(site, expert, expert_digest(slices)):
             raise SourceChanged(f"{self.name}: gives other bytes for expert {expert} of site {site} than before")
-
-
-def told_address(manifest: Manifest) -> str:
-    """The address that the manifest names for its files, if this node may use it on its own; else ""."""
-    urls = [source.url for source in manifest.source_files]
-    return urls[0] if all(url.startswith("https://") for url in urls) else ""
 
 
 def _told(manifest: Manifest) -> list[str]:

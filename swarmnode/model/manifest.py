@@ -322,3 +322,9 @@ def _check_tensor(manifest: Manifest, tensor: ExpertTensor) -> None:
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ManifestMismatch(message)
+
+
+def told_address(manifest: Manifest) -> str:
+    """The address that the manifest names for its files, if this node may use it on its own; else ""."""
+    urls = [source.url for source in manifest.source_files]
+    return urls[0] if all(url.startswith("https://") for url in urls) else ""

@@ -21,6 +21,7 @@ from swarmnode.authority import FILE_NAME, KEY_NAME, SwarmAuthority
 from swarmnode.errors import BadTicket, JoinRefused, SwarmFilesDamaged, UsageError
 from swarmnode.membership import Certificate, Credentials, Invitation, JoinProof, Membership, Ticket
 from swarmnode.model.folder_lock import FolderLock
+from swarmnode.swarm_books import read_books
 from transport.identity import Identity, PeerId
 
 NOW = 1_750_000_000.0
@@ -224,8 +225,69 @@ def test_a_command_and_a_running_node_share_the_books(authority: SwarmAuthority,
     join(authority, given, A)  # the node has never heard of it
     assert [len(one.joined) for one in command.list()] == [1]
     revoked = command.revoke(given[0].id, expel=True)
+    authority.refresh()
     assert authority.revocations == revoked
     assert authority.objection(B, JoinProof.make(*given, B), NOW) == "this ticket was revoked: ask for a new one"
+
+
+def test_a_ticket_that_a_command_has_just_given_out_is_good_at_once(authority: SwarmAuthority, tmp_path: Path) -> None:
+    given = SwarmAuthority(tmp_path / "swarm").invite()
+    assert authority.objection(A, JoinProof.make(*given, A), NOW) is None  # before this one has looked
+    join(authority, given, A)
+
+
+def test_questions_are_answered_while_a_change_waits_for_the_disk(authority: SwarmAuthority, tmp_path: Path) -> None:
+    """They come from the event loop, which must not stand still while another process holds the lock."""
+    given = authority.invite(uses=1)
+    join(authority, given, A)
+    proof = JoinProof.make(*given, B)
+    lock = FolderLock(tmp_path / "swarm")
+    waiting = threading.Thread(target=authority.invite)
+    waiting.start()
+    try:
+        asked = threading.Event()
+
+        def ask() -> None:
+            assert "used up" in (authority.objection(B, proof, NOW) or "")
+            assert authority.revocations.serial == 0
+            authority.refresh()
+            assert authority.list()
+            asked.set()
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert asked.wait(5)
+        assert waiting.is_alive()
+        asking.join()
+    finally:
+        lock.release()
+        waiting.join()
+    assert len(authority.list()) == 2
+
+
+def test_a_reader_that_is_overtaken_by_a_change_does_not_undo_it(
+    authority: SwarmAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SwarmAuthority(tmp_path / "swarm").invite()  # so that there is something to read
+    reading, go_on = threading.Event(), threading.Event()
+
+    def slow(path: Path, swarm: PeerId) -> object:
+        found = read_books(path, swarm)
+        if threading.current_thread() is reader:
+            reading.set()
+            assert go_on.wait(10)
+        return found
+
+    monkeypatch.setattr(swarmnode.authority, "read_books", slow)
+    reader = threading.Thread(target=authority.refresh)
+    reader.start()
+    assert reading.wait(10)
+    given = authority.invite()
+    revoked = authority.revoke(given[0].id, expel=True)
+    go_on.set()
+    reader.join()
+    assert authority.revocations == revoked
+    assert len(authority.list()) == 2
 
 
 def test_many_at_once_never_use_a_ticket_too_often(tmp_path: Path, clock: Clock) -> None:
@@ -345,6 +407,31 @@ def test_a_leaked_ticket_cannot_fill_the_disk(authority: SwarmAuthority, monkeyp
     with pytest.raises(JoinRefused, match="this swarm is full"):
         join(authority, given, C)
     join(authority, given, A)
+
+
+def test_a_leaked_ticket_that_is_revoked_leaves_the_swarm_open(
+    authority: SwarmAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swarmnode.authority, "MAX_JOINED", 3)
+    leaked, fresh = authority.invite(), authority.invite()
+    join(authority, leaked, A)
+    join(authority, leaked, B)
+    join(authority, fresh, C)
+    others = [peer for peer, _ in zip(peers(), range(7), strict=False)][3:]
+    authority.revoke(leaked[0].id)  # its members stay, and count
+    with pytest.raises(JoinRefused, match="this swarm is full"):
+        join(authority, fresh, others[0])
+    authority.revoke(leaked[0].id, expel=True)
+    join(authority, fresh, others[0])
+    authority.expel(C)
+    join(authority, fresh, others[1])
+    join(authority, fresh, others[2])
+    with pytest.raises(JoinRefused, match="this swarm is full"):
+        join(authority, fresh, others[3])
+    with pytest.raises(JoinRefused, match="this ticket was revoked"):
+        join(authority, leaked, A)
+    kept = {one.invitation.id: set(one.joined) for one in SwarmAuthority(tmp_path / "swarm").list()}
+    assert kept == {leaked[0].id: set(), fresh[0].id: {C, *others[:3]}}  # who is out takes no room on the disk
 
 
 def test_dead_tickets_make_room(authority: SwarmAuthority, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,9 +122,7 @@ async def test_nodes_that_are_in_a_swarm_already(tmp_path: Path, demo_pack: Mode
         is_one_line(outcomes[0], "a ticket and --model")
         is_one_line(outcomes[1], "none.gguf")
         is_one_line(outcomes[2], "this node is in swarm", "--state")
-        late = await asyncio.gather(
-            run_up(*model, state=worker.state), run_up(swarm.ticket, state=other.founder.state)
-        )
+        late = await asyncio.gather(run_up(*model, state=worker.state), run_up(swarm.ticket, state=other.founder.state))
         is_one_line(late[0], "this node is a member of swarm")
         is_one_line(late[1], "this node founded a swarm")
         is_one_line(await run_up("--memory", "50K", state=worker.state), "holds no expert", "--memory 124.5K")

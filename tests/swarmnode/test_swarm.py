@@ -60,7 +60,8 @@ async def test_any_layout_gives_the_local_runs_bits(
     assert result["blocking_round_trips_per_token"] == 4.0
     workers = [p for p in status.peers if p.role == "worker"]
     assert len(workers) == len(shares)
-    assert sum(p.rows for p in workers) == 4 * (3 * result["prompt_tokens"] + 1) + 4 * 4 * result["steps"]
+    needed = 4 * (3 * result["prompt_tokens"] + 1) + 4 * 4 * result["steps"]
+    assert needed <= sum(p.rows for p in workers) < needed * 1.1  # some are computed twice: checks
 
 
 @pytest.mark.parametrize("shares", [["all"], ["1/3", "2/3", "3/3"], ["all", "0-9", "5-15"]])
@@ -247,7 +248,7 @@ async def test_nodes_that_name_each_other_share_one_connection(
 async def test_two_backbones_tell_each_other_that_there_is_nothing_to_call(
     tmp_path: Path, demo_pack: ModelPack
 ) -> None:
-    first, _ = await start_node(tmp_path / "a", demo_pack)
+    first, _ = await start_node(tmp_path / "a", demo_pack, peers=[f"{Identity.generate().peer_id}@127.0.0.1:9"])
     try:
         second, events = await start_node(tmp_path / "b", demo_pack, peers=[first.address])
         try:
@@ -262,7 +263,7 @@ async def test_two_backbones_tell_each_other_that_there_is_nothing_to_call(
 async def test_a_worker_does_not_generate(tmp_path: Path, demo_pack: ModelPack) -> None:
     worker, _ = await start_node(tmp_path, demo_pack, experts="all")
     try:
-        with pytest.raises(UsageError, match="this node is a worker"):
+        with pytest.raises(UsageError, match="this node does not generate"):
             await generate(worker, REQUEST)
     finally:
         await worker.close()

@@ -114,3 +114,17 @@ def test_masks_beyond_the_model_are_refused() -> None:
         unpack_masks({0: b"\x00\x00\x01"}, [16])
     with pytest.raises(BadMessage, match="does not exist"):
         unpack_masks({1: b"\x01"}, [16])
+
+
+def test_no_text_can_move_a_terminal_s_cursor() -> None:
+    bad, good = "desk\x1b[2J\n\u202eevil", "desk [2J  evil"
+    for body in (
+        {"type": "join", "credentials": b"", "name": bad},
+        {"type": "join-declined", "why": bad},
+        {"type": "serves", "model": MODEL, "name": bad},
+        {"type": "report", "model": MODEL, "budget": 1, "held": {}, "trouble": bad},
+    ):
+        message = decode(msgspec.msgpack.encode(body))
+        assert good in (getattr(message, name, "") for name in ("name", "why", "trouble"))
+    assert Serves(MODEL, bad).name == good
+    assert decode(encode(Serves(MODEL, "Modèle 家"))[HEADER_BYTES:]) == Serves(MODEL, "Modèle 家")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from swarmnode.coordination.coordinator import (
     QUICK_REVIEW_S,
     REVIEW_S,
@@ -14,6 +16,7 @@ from swarmnode.coordination.coordinator import (
     Planned,
     Standing,
 )
+from swarmnode.coordination.lead import pace
 from swarmnode.placement.request import Holdings
 from tests.swarmnode.coordination.test_coordinator import EVERYTHING, EXPERTS, SITES, SIZE, request
 
@@ -108,3 +111,9 @@ def test_full_workers_that_must_exchange_get_there_all_the_same() -> None:
     swarm.rtt_s["near"] = 0.300
     swarm.run(2 * REVIEW_S)
     assert swarm.is_whole()
+
+
+def test_what_an_answer_takes_is_its_rows_and_the_rest() -> None:
+    assert pace(0.010, 0.001, 0.030, 4.0) == pytest.approx((0.026, 0.001))  # a thin line
+    assert pace(0.010, 0.001, 0.012, 4.0) == pytest.approx((0.010, 0.001))
+    assert pace(0.002, 0.005, 0.004, 2.0) == pytest.approx((0.002, 0.002))  # it was slow, and says so still

@@ -29,7 +29,7 @@ def say(**event: Any) -> None:  # Any: as JSON has it
 
 
 class Teller:
-    def heard(self, blob: bytes, source: str, *, lasting: bool) -> None:
+    def heard(self, blob: bytes, source: str, *, lasting: bool, publisher: PeerId | None = None) -> None:
         record = decode(blob)
         say(event="heard", name=record.name, hosts=[host for host, _ in record.addresses], lasting=lasting)
 

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+import pytest
+
 from swarmnode.discovery.discovery import Discovery
-from swarmnode.discovery.peer_book import Event, EventKind, PeerBook
-from swarmnode.discovery.record import PeerRecord, decode
+from swarmnode.discovery.peer_book import FORGED_BURST, Event, EventKind, PeerBook
+from swarmnode.discovery.record import PeerRecord, decode, sign
 from swarmnode.discovery.relay_directory import RelayDirectory
-from tests.swarmnode.discovery.samples import SWARM, UNIX, identity, record
+from tests.swarmnode.discovery.samples import SWARM, UNIX, blob, identity, record
 from tests.transport.virtual_time import run_in_virtual_time
 from transport.identity import PeerId
 
@@ -55,8 +57,8 @@ class Client:
 
     def watch(self, topic: bytes, on_record: Callable[[PeerId, bytes | None], None]) -> None:
         self.hub.watchers[self.key] = on_record
-        for key, (blob, _) in self.hub.records.items():
-            asyncio.get_running_loop().call_soon(on_record, key, blob)
+        for key, (told, _) in self.hub.records.items():
+            asyncio.get_running_loop().call_soon(on_record, key, told)
 
     def unwatch(self, topic: bytes) -> None:
         self.hub.watchers.pop(self.key, None)
@@ -90,6 +92,9 @@ class Member:
     def describe(self) -> PeerRecord:
         return record(self.number, name=self.name)
 
+    def news_for(self, other: Member) -> list[bytes]:
+        return self.discovery.news([other.key.peer_id]).get(other.key.peer_id, [])
+
     def view(self) -> set[str]:
         return {one.name for one in self.discovery.book.records(now())}
 
@@ -112,7 +117,7 @@ def test_members_find_each_other_and_a_killed_one_is_gone_for_all_within_15_s() 
         async def gossip() -> None:
             while True:
                 await asyncio.sleep(0.9)
-                far.discovery.told(members[2].discovery.news(), members[2].key.peer_id)
+                far.discovery.told(members[2].news_for(far), members[2].key.peer_id)
 
         gossiping = asyncio.create_task(gossip())
         await asyncio.sleep(120)
@@ -175,14 +180,15 @@ def test_a_change_is_told_at_once_and_signs_of_life_replace_records() -> None:
         one, two = Member(1, None), Member(2, None)
         await one.discovery.start()
         await two.discovery.start()
-        two.discovery.told(one.discovery.everything(), one.key.peer_id)
+        two.discovery.told(one.discovery.everything(two.key.peer_id), one.key.peer_id)
         await asyncio.sleep(0.5)
         one.name = "renamed"
         one.discovery.refresh()
-        two.discovery.told(one.discovery.news(), one.key.peer_id)
+        two.discovery.told(one.news_for(two), one.key.peer_id)
+        assert one.news_for(two) == []  # it knows
         assert two.view() == {"renamed"}
         assert two.kinds() == [EventKind.NEW, EventKind.CHANGED]
-        assert two.discovery.everything() == [two.discovery.own, one.discovery.own]
+        assert two.discovery.everything(identity(9).peer_id) == [two.discovery.own, one.discovery.own]
         for _ in range(20):
             await asyncio.sleep(4)
             two.discovery.sees(one.key.peer_id)
@@ -207,6 +213,63 @@ def test_records_that_are_none_change_nothing() -> None:
             await asyncio.sleep(20)
         assert one.view() == set()
         assert one.events == []
+        await one.discovery.close()
+
+    run_in_virtual_time(main())
+
+
+def test_what_is_told_does_not_go_back_and_looking_who_is_gone_costs_no_look_at_everybody() -> None:
+    async def main() -> None:
+        one = Member(1, None)
+        await one.discovery.start()
+        told = [blob(number, now()) for number in range(10, 60)]
+        one.discovery.told(told, identity(10).peer_id)
+        looks = 0
+        expire = one.discovery.book.expire
+
+        def counted(at: float) -> list[PeerId]:
+            nonlocal looks
+            looks += 1
+            return expire(at)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(one.discovery.book, "expire", counted)
+            for second in range(1, 9):
+                await asyncio.sleep(1)
+                one.discovery.told([blob(number, second) for number in range(10, 60)], identity(10).peer_id)
+            assert looks <= 2
+        news = one.discovery.news([identity(10).peer_id, identity(11).peer_id])
+        assert news[identity(10).peer_id] == [one.discovery.own]
+        passed_on = set(news[identity(11).peer_id])
+        assert len(passed_on) == 50
+        assert blob(11, 8) not in passed_on
+        await asyncio.sleep(10.5)
+        assert one.view() == set()
+        assert len(one.gone) == 50
+        await one.discovery.close()
+
+    run_in_virtual_time(main())
+
+
+def test_forged_records_of_this_node_cost_a_bounded_number_of_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        twins: list[None] = []
+        one = Member(1, None)
+        one.discovery._on_twin = lambda: twins.append(None)
+        await one.discovery.start()
+        checked = 0
+
+        def counted(told: bytes) -> PeerRecord:
+            nonlocal checked
+            checked += 1
+            return decode(told)
+
+        monkeypatch.setattr("swarmnode.discovery.peer_book.decode", counted)
+        forged = [sign(record(1, 1 + number / 1000), identity(5).sign) for number in range(500)]
+        one.discovery.told(forged, identity(9).peer_id)
+        assert checked == FORGED_BURST
+        one.discovery.told([blob(1, 60)], identity(8).peer_id)  # another tells the truth
+        assert twins == [None]
         await one.discovery.close()
 
     run_in_virtual_time(main())

@@ -47,7 +47,7 @@ class Node:
         told = replace(record(self.number, at), swarm=self.swarm, certificate=bytes(300))
         self.source.announce(sign(replace(told, name=name or told.name), self.key.sign))
 
-    def heard(self, blob: bytes, source: str, *, lasting: bool) -> None:
+    def heard(self, blob: bytes, source: str, *, lasting: bool, publisher: PeerId | None = None) -> None:
         assert (source, lasting) == ("mdns", True)
         one = decode(blob)
         self.known[one.peer] = one.name

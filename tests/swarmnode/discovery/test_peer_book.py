@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnode.discovery.peer_book import FORGED_BURST, MAX_SKEW_S, REMEMBER_S, STRANGERS_BURST, EventKind, PeerBook
+from swarmnode.discovery.gossip import TELL_S, Gossip
+from swarmnode.discovery.peer_book import (
+    FORGED_BURST,
+    MAX_SKEW_S,
+    MAX_STRANGERS,
+    REMEMBER_S,
+    STRANGERS_BURST,
+    EventKind,
+    PeerBook,
+)
 from swarmnode.discovery.record import PeerRecord, sign
 from tests.swarmnode.discovery.samples import SWARM, UNIX, blob, identity, record
 from transport.identity import PeerId
@@ -53,11 +62,14 @@ def test_a_member_is_seen_refreshed_changed_and_gone_after_its_last_record_s_lif
 def test_a_newer_genuine_record_of_this_node_is_another_one_s_with_its_key() -> None:
     watch = Watch()
     issued = record(99, 5).seq
-    assert watch.book.is_of_twin(blob(99, 6), issued)
-    assert not watch.book.is_of_twin(blob(99, 5), issued)  # our own, told back
-    assert not watch.book.is_of_twin(blob(99, 6)[:-1] + b"?", issued)
-    assert not watch.book.is_of_twin(blob(1, 6), issued)
-    assert not watch.book.is_of_twin(b"", issued)
+    for told, is_twin in (
+        (blob(99, 6), True),
+        (blob(99, 5), False),  # our own, told back
+        (blob(99, 6)[:-1] + b"?", False),
+        (blob(1, 6), False),
+        (b"", False),
+    ):
+        assert watch.book.is_of_twin(told, issued, "peer", 0.0) == is_twin
 
 
 def test_what_is_expired_is_out_of_the_view_before_anybody_asks_to_expire() -> None:
@@ -73,12 +85,16 @@ def test_a_killed_node_is_out_of_every_view_within_15_s_also_when_others_tell_of
     chain = [Watch() for _ in range(3)]
     last = blob(1, 0)
     chain[0].offer(last, 0)
-    gone = {0: 0.0}
+    heard, gone = {0: 0.0}, {0: 0.0}
     for at in [step / 10 for step in range(1, 400)]:
         for left, right in ((1, 2), (0, 1)):
-            if chain[left].book.worth_telling(at) and not chain[left].book.worth_telling(at + 0.1):
-                for told in chain[left].book.worth_telling(at):
-                    chain[right].offer(told, at, "peer")
+            if left in heard and right not in heard and at + 0.1 > heard[left] + TELL_S:
+                gossip = Gossip(OWN.peer_id)
+                gossip.learned(peer_of(1), last, heard[left], is_new=True, teller=None)
+                assert gossip.share([OWN.peer_id], (), 3, at) == {OWN.peer_id: [last]}
+                assert gossip.share([peer_of(7)], (), 3, at + 0.2) == {}
+                chain[right].offer(last, at, "peer")
+                heard[right] = at
         for number, watch in enumerate(chain):
             if watch.book.expire(at):
                 gone[number] = at
@@ -249,6 +265,40 @@ def test_forged_records_of_members_silence_their_source_and_no_other() -> None:
     assert watch.offer(blob(1, 60), 60) == EventKind.NEW or watch.alive(60) == {"node1"}  # forgiven after a while
 
 
+def checks(watch: Watch, told: list[bytes], at: float, publishers: list[PeerId]) -> int:
+    """How many of these records, each published by one of those, had their signature looked at."""
+    before = watch.book.refused.total() - watch.book.refused["rate"]
+    for number, one in enumerate(told):
+        watch.book.offer(one, "relay", at, UNIX + at, publisher=publishers[number % len(publishers)])
+    return watch.book.refused.total() - watch.book.refused["rate"] - before
+
+
+def published(watch: Watch, number: int, at: float) -> EventKind | None:
+    event = watch.book.offer(blob(number, at), "relay", at, UNIX + at, publisher=peer_of(number))
+    return event.kind if event else None
+
+
+def test_a_stranger_on_a_relay_mutes_nobody_but_itself() -> None:
+    watch = Watch()
+    assert published(watch, 1, 0) == EventKind.NEW
+    bad = [sign(record(50, 1 + number / 1000), identity(5).sign) for number in range(200)]
+    assert checks(watch, bad, 1, [peer_of(50)]) == FORGED_BURST
+    assert published(watch, 50, 1.1) is None  # it has used up its own budget
+    assert published(watch, 1, 1.1) == EventKind.REFRESHED
+    assert published(watch, 2, 1.1) == EventKind.NEW
+
+
+def test_many_strangers_cost_no_more_than_one_source_may_and_displace_no_member_s_budget() -> None:
+    watch = Watch()
+    assert published(watch, 1, 0) == EventKind.NEW
+    bad = [sign(record(1, 1 + number / 1000), identity(5).sign) for number in range(100)]
+    assert checks(watch, bad, 1, [peer_of(1)]) == FORGED_BURST  # a member that misbehaves
+    keys = [identity(number) for number in range(100, 100 + MAX_STRANGERS + 88)]
+    strange = [sign(record(100 + n, 1, certificate=b"none"), key.sign) for n, key in enumerate(keys)]
+    assert checks(watch, strange, 1, [key.peer_id for key in keys]) == STRANGERS_BURST
+    assert checks(watch, bad, 1.1, [peer_of(1)]) == 0  # still muted: its budget was not thrown away
+
+
 def test_a_full_book_takes_no_more_and_prefers_who_is_alive() -> None:
     watch = Watch(max_peers=2)
     watch.offer(blob(1, 0), 0)
@@ -269,14 +319,11 @@ def test_a_member_that_issues_too_often_is_not_checked_each_time() -> None:
     assert watch.offer(blob(1, 0.06, ttl_s=0), 0.06) == EventKind.LEFT  # a goodbye always counts
 
 
-def test_what_is_worth_telling() -> None:
+def test_the_whole_view_for_who_knows_nobody() -> None:
     watch = Watch()
     watch.offer(blob(1, 0), 0)
     watch.offer(blob(2, 1), 1)
     watch.offer(blob(3, 1), 1, "mdns", lasting=True)
-    assert watch.book.worth_telling(2) == [blob(2, 1), blob(1, 0)]
-    assert watch.book.worth_telling(2, limit=1) == [blob(2, 1)]
-    assert watch.book.worth_telling(2.5) == [blob(2, 1)]
     assert set(watch.book.all_blobs(5)) == {blob(1, 0), blob(2, 1)}
 
 

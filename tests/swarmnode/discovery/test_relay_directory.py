@@ -32,11 +32,11 @@ class Calls:
 
 class Heard:
     def __init__(self) -> None:
-        self.heard_blobs: list[tuple[bytes, str, bool]] = []
+        self.heard_blobs: list[tuple[bytes, str, bool, PeerId | None]] = []
         self.lost_peers: list[tuple[PeerId, str]] = []
 
-    def heard(self, blob: bytes, source: str, *, lasting: bool) -> None:
-        self.heard_blobs.append((blob, source, lasting))
+    def heard(self, blob: bytes, source: str, *, lasting: bool, publisher: PeerId | None = None) -> None:
+        self.heard_blobs.append((blob, source, lasting, publisher))
 
     def lost(self, peer: PeerId, source: str) -> None:
         self.lost_peers.append((peer, source))
@@ -81,7 +81,7 @@ async def test_only_a_peer_s_own_session_publishes_its_record() -> None:
     calls.on_record(two, b"nonsense")
     calls.on_record(two, b"")
     calls.on_record(one, None)
-    assert heard.heard_blobs == [(blob(1, 0), "relay", False)]
+    assert heard.heard_blobs == [(blob(1, 0), "relay", False, one)]
     assert heard.lost_peers == [(one, "relay")]
     assert source.misattributed == 3
     await source.close()

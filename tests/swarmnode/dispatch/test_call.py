@@ -266,7 +266,9 @@ def test_cancel_withdraws_everything() -> None:
 worlds = st.dictionaries(st.integers(0, 5), st.sets(st.integers(0, 7)), max_size=6)
 events = st.lists(
     st.tuples(
-        st.sampled_from(["answer", "check", "fail", "overloaded", "lost", "distrust", "tick", "stray", "join"]),
+        st.sampled_from(
+            ["answer", "check", "fail", "overloaded", "lost", "distrust", "reject", "tick", "stray", "join"]
+        ),
         st.integers(0, 1 << 16),
         st.floats(0, 2),
     ),
@@ -308,6 +310,7 @@ def test_every_call_ends_and_counts_each_pair_once(
     driver = Driver(swarm, experts, 8, dataclasses.replace(POLICY, patient=patient), kept)
     checked: set[int] = set()
     distrusted: set[int] = set()
+    rejected: set[int] = set()
     now = 0.0
     for kind, choice, pause in history:
         now += pause
@@ -327,6 +330,12 @@ def test_every_call_ends_and_counts_each_pair_once(
             del swarm.workers[gone]
             driver.open = {a for a in driver.open if driver.asked[a][0] != gone}
             driver.take(driver.call.worker_lost(gone, "lost", now), now)
+        elif kind == "reject" and driver.asked:
+            wrong = sorted(driver.asked)[choice % len(driver.asked)]
+            if driver.asked[wrong][0] != LOCAL:
+                driver.open.discard(wrong)
+                driver.take(driver.call.reject(wrong, "wrong", now), now)
+                rejected.add(wrong)
         elif kind == "distrust" and swarm.workers:
             guilty = sorted(swarm.workers)[choice % len(swarm.workers)]
             del swarm.workers[guilty]
@@ -357,6 +366,7 @@ def test_every_call_ends_and_counts_each_pair_once(
     if driver.finished is not None:
         assert driver.counted() == list(range(len(experts)))
         assert not distrusted & {driver.asked[attempt][0] for attempt in driver.finished}
+        assert not rejected & set(driver.finished)
     assert not driver.open or driver.asked[min(driver.open)][0] == LOCAL  # what runs here cannot be withdrawn
     assert driver.call.next_due() == float("inf")
 
@@ -419,6 +429,40 @@ def test_an_answer_under_check_survives_its_worker_but_not_a_conviction() -> Non
     assert driver.finished is None
     driver.answer(1, 0.9)
     assert driver.finished == (2,)
+
+
+def test_what_was_found_wrong_is_replaced_although_its_worker_is_gone_and_its_time_is_over() -> None:
+    for counts in (False, True):
+        driver = Driver(FakeSwarm({1: [0], 2: [1]}), [0, 1])
+        attempt = driver.attempt_of(1)
+        driver.take(driver.call.checking(attempt, 0.1, 0.5), 0.1)
+        driver.open.discard(attempt)
+        driver.take(driver.call.worker_lost(1, "closed", 0.2), 0.2)
+        del driver.swarm.workers[1]
+        if counts:
+            driver.tick(0.6)  # it counts unchecked, and the call goes on for the other half
+        driver.swarm.workers[3] = Candidate(3, "w3", mask_of([0]))
+        driver.take(driver.call.distrust(1, "a row is wrong", 0.7), 0.7)
+        driver.answer(3, 0.8)
+        driver.answer(2, 0.8)
+        assert driver.finished is not None
+        assert attempt not in driver.finished
+
+
+def test_an_answer_that_is_rejected_after_it_counted_is_replaced_by_somebody_else_s() -> None:
+    driver = Driver(FakeSwarm({1: [0], 2: [1], 3: [0]}), [0, 1])
+    attempt = driver.attempt_of(1)
+    driver.answer(1)
+    driver.take(driver.call.reject(attempt, "a row is wrong", 0.1), 0.1)
+    driver.answer(3, 0.2)
+    driver.answer(2, 0.2)
+    assert driver.finished is not None
+    assert attempt not in driver.finished
+    alone = Driver(FakeSwarm({1: [0], 2: [1]}), [0, 1])
+    attempt = alone.attempt_of(1)
+    alone.answer(1)
+    alone.take(alone.call.reject(attempt, "a row is wrong", 0.1), 0.1)
+    assert "w1: a row is wrong" in str(alone.error)
 
 
 def test_whatever_rests_on_a_distrusted_worker_is_done_anew() -> None:

@@ -12,8 +12,16 @@ from swarmnode.bulk.fetcher import Fetcher
 from swarmnode.bulk.source import Source
 from swarmnode.errors import ModelError, SourceFailed, UsageError
 from swarmnode.model.gguf_file import GgufFile
-from swarmnode.model.http_source import HttpSource, told_address
-from swarmnode.model.manifest import Manifest, SourceFile, build_manifest, decode_manifest, encode_manifest, is_hashed
+from swarmnode.model.http_source import HttpSource
+from swarmnode.model.manifest import (
+    Manifest,
+    SourceFile,
+    build_manifest,
+    decode_manifest,
+    encode_manifest,
+    is_hashed,
+    told_address,
+)
 from swarmnode.model.recorded_digests import RecordedDigests
 from swarmnode.model.store import SliceStore
 
