@@ -85,7 +85,10 @@ class SwarmAuthority:
         try:
             self._key = Identity.load_or_create(folder / KEY_NAME)
         except IdentityError as error:
-            raise SwarmFilesDamaged(str(error)) from None
+            raise SwarmFilesDamaged(
+                f"{folder / KEY_NAME}: cannot be used ({error}); restore it from a copy: it is the swarm, "
+                "and without it nobody can join or be expelled"
+            ) from None
         self.swarm = self._key.peer_id
         self._read = _Read(Books({}, Revocations.issue(self._key, 0, (), ())), None)
         self.refresh()
@@ -115,6 +118,13 @@ class SwarmAuthority:
             if self._read is before:  # otherwise somebody has read or written later than we have
                 self._read = found
             return self._read.books
+
+    def restore(self, revocations: Revocations) -> None:
+        """Take back a list that this swarm signed and the file does not have any more: who was out stays out."""
+        ours = revocations.swarm == self.swarm and revocations.is_genuine
+        with self._changing() as books:
+            if ours and revocations.serial > books.revocations.serial:
+                books.revocations = revocations
 
     def certify(self, peer: PeerId, role: Role = "any") -> Certificate:
         """A certificate without an invitation: for the founder's own node."""
@@ -215,6 +225,9 @@ class SwarmAuthority:
 
         Returns the list to tell members. Raises UsageError where none or several are meant, or the list is full.
         """
+        if isinstance(named, str):
+            with contextlib.suppress(IdentityError):
+                named = PeerId.parse(named)
         with self._changing() as books:
             if isinstance(named, PeerId):
                 peers = {named}

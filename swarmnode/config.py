@@ -161,7 +161,9 @@ def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path
     ticket = Ticket.parse(str(values["ticket"])) if values.get("ticket") else None
     swarm = _is_of_a_swarm(values, ticket, state_dir)
     founds = swarm and bool(model)
-    named = values.get("role") or ("worker" if experts or (swarm and not founds) else "backbone")
+    invited = ticket.invitation.role if ticket is not None else "worker"
+    joins_as = "backbone" if invited == "backbone" else "worker"
+    named = values.get("role") or ("worker" if experts else joins_as if swarm and not founds else "backbone")
     role = next((r for r in ROLES if r == named), None)
     if role is None:
         raise UsageError(f"--role {named}: say backbone, worker or both")

@@ -38,6 +38,7 @@ class _Endpoint(msgspec.Struct, frozen=True):
     port: int
     token: str
     pid: int
+    folder: str = ""  # whose it is: a copied state folder brings the file along
 
 
 class ControlServer:
@@ -52,14 +53,16 @@ class ControlServer:
     async def start(self) -> None:
         """Bind and announce. ControlError when a live node has this state directory already."""
         other = _read_endpoint(self._path)
-        if other is not None and _alive(other):
+        own = str(self._path.parent.resolve())
+        if other is not None and other.folder in ("", own) and _alive(other):
             raise ControlError(
                 f"a node runs here already (pid {other.pid}, {self._path.parent}): stop it or give another --state"
             )
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=MAX_LINE)
         port = self._server.sockets[0].getsockname()[1]
         try:
-            _write_endpoint(self._path, _Endpoint(port, self._token, os.getpid()))
+            folder = str(self._path.parent.resolve())
+            _write_endpoint(self._path, _Endpoint(port, self._token, os.getpid(), folder))
         except OSError as error:
             self._server.close()
             raise ControlError(f"{self._path}: cannot be written ({error.strerror}); give another --state") from None

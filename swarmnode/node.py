@@ -39,7 +39,8 @@ from swarmnode.dispatch.hello import ModelKey
 from swarmnode.dispatch.lane import dispatch_lane
 from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.dispatch.worker import ExpertWorker
-from swarmnode.errors import Cancelled, DispatchError, JoinRefused, SwarmnodeError
+from swarmnode.errors import Cancelled, DispatchError, JoinRefused, SwarmnodeError, UsageError
+from swarmnode.model.manifest import told_address
 from swarmnode.network_events import NetworkEvents
 from swarmnode.node_status import node_status
 from swarmnode.onboard import ModelPack
@@ -155,6 +156,12 @@ class Node:
         await swarm.enter()
         if config.founds_swarm:
             self.pack = await self._in_thread(lambda: parts.resolve_pack(self._model_path, self._report))
+            manifest = self.pack.manifest
+            if self.pack.source is None and config.source is None and not told_address(manifest):
+                raise UsageError(
+                    f"members could not get the experts of {manifest.name}: without TLS they take them only with "
+                    "hashes; swarmnode onboard URL --hash --out PACK, then up --model PACK; or give --source MODEL.gguf"
+                )
         transport = replace(config.transport, relays=swarm.entry.relays)
         self.endpoint = await Endpoint.bind(identity, transport, listen=config.listen, gate=swarm)
         links = self._use_endpoint()
@@ -221,6 +228,7 @@ class Node:
                 self._routing.stats,
                 model=bytes.fromhex(manifest.model_hash),
                 n_expert=[site.n_expert for site in manifest.sites],
+                has_file=self._has_local,
                 emit=self.emit,
             )
         )

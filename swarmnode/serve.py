@@ -160,7 +160,8 @@ def _plan_line(fields: dict[str, Any]) -> str:
         f"{sum(fields['workers'].values())} on {len(fields['workers'])} workers",
     ]
     if fields["uncovered"]:
-        parts.append(f"{fields['uncovered']} only in this node's file")
+        where = "only in this node's file" if fields["has_file"] else "with nobody: give more --memory or devices"
+        parts.append(f"{fields['uncovered']} {where}")
     return f"plan ({fields['why']}): {', '.join(parts)}"
 
 

@@ -60,6 +60,10 @@ async def enter(config: NodeConfig, own: PeerId, say: Callable[[str], None]) -> 
                 f"to found another swarm, give another --state"
             )
         authority = SwarmAuthority(folder)
+        remembered = known.revocations if known is not None else None
+        if remembered is not None and remembered.serial > authority.revocations.serial:
+            authority.restore(remembered)
+            say("the swarm's invitations were lost: tickets given out before are void; who was expelled stays out")
         membership = Membership(
             authority.swarm,
             own,

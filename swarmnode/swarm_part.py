@@ -24,7 +24,7 @@ from swarmnode.bulk.download import fetch_backbone, fetch_manifest
 from swarmnode.bulk.provider import PackProvider, SliceProvider, SourceProvider, StoreProvider
 from swarmnode.bulk.server import BulkServer
 from swarmnode.bulk.source import Source
-from swarmnode.config import NodeConfig
+from swarmnode.config import NodeConfig, format_address
 from swarmnode.coordination.agent import HoldingsAgent
 from swarmnode.coordination.lead import Lead
 from swarmnode.coordination.messages import Assign, Leaving, Message, Released, Report, Serves, pack_masks, unpack_masks
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from swarmnode.model.http_source import HttpSource
 
 REPORT_S = 3.0
+NOBODY_S = 15.0  # until a newcomer says that it waits in vain
 FOUNDER_S = 5.0  # how long a newcomer waits for the founder's word about the model
 YIELD_S = 0.002  # 64 KiB per 2 ms are 30 MB/s, while dispatch has the link and the core in between
 HAND_OVER_S = 60.0  # others fetch what only this node holds; a second Ctrl-C does not wait
@@ -137,7 +138,17 @@ class SwarmPart:
         The founder's word counts; another's where the founder says nothing for some seconds.
         """
         self._emit("waiting-for-model")
-        await self._told.wait()
+        try:
+            async with asyncio.timeout(NOBODY_S):
+                await self._told.wait()
+        except TimeoutError:
+            asked = ", ".join(sorted({format_address(at) for one in self.entry.bootstrap for at in one.addresses}))
+            self._emit(
+                "discovery-problem",
+                error=f"no member that generates answers yet (asked {asked or 'the relays'}): is the founder running? "
+                "If it is elsewhere now, give this node a new ticket: swarmnode up TICKET",
+            )
+            await self._told.wait()
         if not any(self._is_founder(peer) for peer in self._tellers):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FOUNDER_S):

@@ -108,11 +108,30 @@ def node_table(status: Row) -> Table:
         "peers": f"{len(status['peers'])}",
         "served": f"{status['served_calls']} calls, {status['served_rows']} rows",
     }
+    if swarm := status.get("swarm"):
+        rows |= _swarm_rows(swarm)
+    for peer, why in status.get("quarantined", {}).items():
+        rows[f"not asked: {peer[:8]}"] = why
     if refused := _refused(status["transport"]):
         rows["refused"] = refused
     for name, value in rows.items():
         table.add_row(name, Text(value))
     return table
+
+
+def _swarm_rows(swarm: Row) -> dict[str, str]:
+    members = [f"{one['peer'][:8]} {one['name']} ({one['role']})" for one in swarm["members"]]
+    rows = {
+        "swarm": f"{swarm['swarm'][:8]}, {'founded here' if swarm['founder'] else 'a member of it'}",
+        "members": "\n".join(members) or "none other here",
+        "for experts": f"{human_bytes(swarm['held_bytes'])} of {human_bytes(swarm['budget'])} used",
+    }
+    if swarm["trouble"]:
+        rows["trouble"] = swarm["trouble"]
+    if plan := swarm["plan"]:
+        of = ", ".join(f"{peer[:8]}: {count}" for peer, count in sorted(plan["workers"].items()))
+        rows["plan"] = f"experts here: {plan['local']}; {of or 'on no worker'}; elsewhere: {plan['uncovered']}"
+    return rows
 
 
 def _refused(transport: Row) -> str:

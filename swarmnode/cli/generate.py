@@ -36,12 +36,19 @@ def generate(
     from swarmnode.errors import UsageError  # noqa: PLC0415
 
     if prompt == "-":
-        prompt = sys.stdin.read()
+        try:
+            prompt = sys.stdin.read()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"standard input cannot be read as text: {error}") from None
     elif prompt.startswith("@"):
         try:
             prompt = Path(prompt[1:]).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{prompt[1:]}: cannot be read as text: {error}") from None
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise UsageError("the prompt is not UTF-8 text") from None
     sampling = Sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty, seed=seed
     )

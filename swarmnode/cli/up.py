@@ -35,7 +35,11 @@ def up(
         typer.Option(envvar="SWARMNODE_EXPERTS", help="Serve these experts: all · 2/3 · 0-4,9 · 0:0-4;2:1,3"),
     ] = None,
     role: Annotated[
-        str | None, typer.Option(help="backbone, worker or both.", show_default="worker with --experts, else backbone")
+        str | None,
+        typer.Option(
+            help="backbone, worker or both.",
+            show_default="backbone with --model, worker with --experts, else as the ticket says",
+        ),
     ] = None,
     peer: Annotated[
         list[str] | None,

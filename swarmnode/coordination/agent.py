@@ -19,7 +19,7 @@ from swarmnode.bulk.fetcher import Fetcher
 from swarmnode.bulk.source import Source
 from swarmnode.dispatch.hello import experts_of, mask_of
 from swarmnode.dispatch.worker import ExpertWorker
-from swarmnode.errors import ModelError, SwarmnodeError
+from swarmnode.errors import DispatchError, ModelError, SwarmnodeError
 from swarmnode.model.manifest import Manifest
 from swarmnode.model.store import SliceStore
 
@@ -52,6 +52,7 @@ class HoldingsAgent:
         self._news = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
         self.held: dict[int, int] = self._in_store()  # and served
+        self._told: dict[int, int] | None = None  # what people heard last
         self.carried_out = 0
         self.trouble = ""
         self.fetched = 0  # bytes of slices, since the start
@@ -90,11 +91,16 @@ class HoldingsAgent:
             error = work.exception()
             if error is None:
                 self.carried_out, self.trouble = number, ""
-                self._emit("holding", experts=sum(mask.bit_count() for mask in self.held.values()))
+                if self.held != self._told:
+                    self._told = dict(self.held)
+                    self._emit("holding", experts=sum(mask.bit_count() for mask in self.held.values()))
                 self._changed()
                 continue
             if not isinstance(error, SwarmnodeError):
                 log.error("assignment_failed", exc_info=error)
+            if isinstance(error, DispatchError):  # the worker is leaving
+                await self._news.wait()
+                continue
             why = str(error) if isinstance(error, SwarmnodeError) else f"{type(error).__name__}: {error}"
             if self.trouble != why:
                 self.trouble = why

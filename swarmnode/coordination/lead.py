@@ -44,7 +44,8 @@ class Swarm(Protocol):
 
 
 class Lead:
-    """See the module. `n_expert` per site bounds what workers may claim; `model` is the model's hash."""
+    """See the module. `n_expert` per site bounds what workers may claim; `model` is the model's hash; `has_file` says
+    that this node computes in the end what nobody else holds."""
 
     def __init__(
         self,
@@ -54,10 +55,11 @@ class Lead:
         *,
         model: bytes,
         n_expert: list[int],
+        has_file: bool,
         emit: Emit,
     ) -> None:
         self._coordinator, self._swarm, self._routing = coordinator, swarm, routing
-        self._model, self._n_expert, self._emit = model, n_expert, emit
+        self._model, self._n_expert, self._has_file, self._emit = model, n_expert, has_file, emit
         self._events: deque[Callable[[float], None]] = deque()
         self._wake = asyncio.Event()
         self.plan: dict[str, Any] | None = None  # the last one, see `summary`
@@ -194,7 +196,7 @@ class Lead:
             case KeepLocal(masks):
                 self._swarm.keep_local(masks)
             case Planned(placement, why):
-                self.plan = summary(placement, why)
+                self.plan = {**summary(placement, why), "has_file": self._has_file}
                 self._emit("plan", **self.plan)
 
 

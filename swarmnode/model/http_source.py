@@ -199,7 +199,7 @@ class HttpSource:
 
 def _told(manifest: Manifest) -> list[str]:
     if not told_address(manifest):
-        raise ModelError(f"{manifest.name}: its manifest names no https address of its experts; give --source URL")
+        raise ModelError(f"{manifest.name}: its manifest names no address to take experts from; give --source URL")
     return [source.url for source in manifest.source_files]
 
 

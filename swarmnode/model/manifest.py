@@ -325,6 +325,10 @@ def _require(condition: bool, message: str) -> None:
 
 
 def told_address(manifest: Manifest) -> str:
-    """The address that the manifest names for its files, if this node may use it on its own; else ""."""
+    """The address that the manifest names for its files, if this node may use it on its own; else "".
+
+    Without TLS only where every expert has a hash.
+    """
     urls = [source.url for source in manifest.source_files]
-    return urls[0] if all(url.startswith("https://") for url in urls) else ""
+    is_safe = all(url.startswith("https://") for url in urls) or (all(urls) and is_hashed(manifest))
+    return urls[0] if is_safe else ""

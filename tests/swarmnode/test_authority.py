@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import swarmnode.authority
 from swarmnode.authority import FILE_NAME, KEY_NAME, SwarmAuthority
 from swarmnode.errors import BadTicket, JoinRefused, SwarmFilesDamaged, UsageError
-from swarmnode.membership import Certificate, Credentials, Invitation, JoinProof, Membership, Ticket
+from swarmnode.membership import Certificate, Credentials, Invitation, JoinProof, Membership, Revocations, Ticket
 from swarmnode.model.folder_lock import FolderLock
 from swarmnode.swarm_books import read_books
 from transport.identity import Identity, PeerId
@@ -475,3 +475,30 @@ def test_killed_at_any_time_no_certificate_is_out_that_is_not_counted(tmp_path: 
     assert set(told) <= counted
     assert len(counted) <= len(told) + 1
     SwarmAuthority(folder).invite()  # the lock went with the process
+
+
+def test_who_was_expelled_stays_out_when_the_invitations_are_lost(tmp_path: Path) -> None:
+    authority = SwarmAuthority(tmp_path)
+    peer = Identity.generate().peer_id
+    invitation, secret = authority.invite()
+    authority.redeem(JoinProof.make(invitation, secret, peer), peer)
+    revocations = authority.expel(str(peer))  # the whole id
+    (tmp_path / "invitations.json").unlink()
+    lost = SwarmAuthority(tmp_path)
+    assert peer not in lost.revocations.peers
+    lost.restore(revocations)
+    assert peer in SwarmAuthority(tmp_path).revocations.peers
+    lost.restore(Revocations.issue(Identity.generate(), 1 << 40, (), ()))  # of another swarm
+    assert lost.revocations == revocations
+
+
+def test_a_member_that_no_book_names_can_be_expelled_by_its_whole_id(tmp_path: Path) -> None:
+    peer = Identity.generate().peer_id
+    assert peer in SwarmAuthority(tmp_path).expel(str(peer)).peers
+
+
+def test_a_damaged_key_is_to_be_restored_and_never_thrown_away(tmp_path: Path) -> None:
+    SwarmAuthority(tmp_path)
+    (tmp_path / "swarm.key").write_bytes(b"junk")
+    with pytest.raises(SwarmFilesDamaged, match="restore it from a copy"):
+        SwarmAuthority(tmp_path)

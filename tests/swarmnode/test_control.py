@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -129,3 +130,19 @@ async def test_no_node(tmp_path: Path, content: str | None) -> None:
     server = ControlServer(tmp_path, Node())
     await server.start()  # a stale announcement does not keep a new node out
     await server.close()
+
+
+async def test_a_copied_state_folder_is_not_taken_for_a_running_node(tmp_path: Path) -> None:
+    async def handler(op: str, arguments: Json, send: Send) -> None:
+        await send({"event": "here"})
+
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    one = ControlServer(first, handler)
+    await one.start()
+    shutil.copytree(first, copy)
+    other = ControlServer(copy, handler)
+    await other.start()
+    with pytest.raises(ControlError, match="a node runs here already"):
+        await ControlServer(first, handler).start()
+    await other.close()
+    await one.close()

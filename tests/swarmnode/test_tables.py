@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from swarmnode.status import NodeStatus, PeerStatus, TransportStatus
+from swarmnode.status import MemberStatus, NodeStatus, PeerStatus, SwarmStatus, TransportStatus
 from swarmnode.tables import node_table, peers_table, show
 
 NODE = NodeStatus(
@@ -58,3 +58,19 @@ def test_what_a_peer_calls_itself_is_no_markup(capsys: pytest.CaptureFixture[str
     out = shown(capsys, peers_table([msgspec.to_builtins(PEER)]))
     assert "[/] [red]evil" in out
     assert "no answer at [::1]:9" in out
+
+
+def test_a_node_of_a_swarm_with_its_members_and_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    member = MemberStatus("m" * 56, "lap[red]top", "worker", 8 << 30, True)
+    plan: dict[str, Any] = {"workers": {"m" * 56: 912}, "local": 9, "uncovered": 3}
+    swarm = SwarmStatus(
+        "s" * 56, True, [member], budget=4_000_000, held_bytes=1_000_000, trouble="disk full", plan=plan
+    )
+    status = NodeStatus("p", "n", "1", "backbone", "easy", [], [], "m", {}, 1, 1.0, [], swarm=swarm)
+    show(node_table(msgspec.to_builtins(status)))
+    out = capsys.readouterr().out
+    assert "ssssssss, founded here" in out
+    assert "mmmmmmmm lap[red]top (worker)" in out
+    assert "1.0 MB of 4.0 MB used" in out
+    assert "experts here: 9; mmmmmmmm: 912; elsewhere: 3" in out
+    assert "disk full" in out

@@ -181,7 +181,7 @@ async def test_addresses_that_only_the_manifest_names(sample: Sample, site: Site
     url = f"{site.url}/{sample.path.name}"
     plain = unhashed(sample, url=url)
     assert told_address(plain) == ""
-    with pytest.raises(ModelError, match="names no https address"):
+    with pytest.raises(ModelError, match="names no address to take experts from"):
         HttpSource(plain)
     secure = unhashed(sample, url=url.replace("http:", "https:"))
     assert told_address(secure).startswith("https://")
