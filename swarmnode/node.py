@@ -157,7 +157,8 @@ class Node:
         if config.founds_swarm:
             self.pack = await self._in_thread(lambda: parts.resolve_pack(self._model_path, self._report))
             manifest = self.pack.manifest
-            if self.pack.source is None and config.source is None and not told_address(manifest):
+            is_whole = self.pack.backbone.is_file()  # else that is what is said
+            if is_whole and self.pack.source is None and config.source is None and not told_address(manifest):
                 raise UsageError(
                     f"members could not get the experts of {manifest.name}: without TLS they take them only with "
                     "hashes; swarmnode onboard URL --hash --out PACK, then up --model PACK; or give --source MODEL.gguf"

@@ -80,6 +80,7 @@ class EventPrinter:
     def __init__(self, *, as_json: bool, progress: bool) -> None:
         self._json, self._progress = as_json, progress
         self._on_progress_line = False
+        self._holding = ""
 
     def __call__(self, event: str, **fields: Any) -> None:
         """Print one event."""
@@ -92,6 +93,10 @@ class EventPrinter:
                 self._on_progress_line = True
             return
         line = _line(event, fields)
+        if event == "holding":  # carried out once more, and the same as before: nothing that people need to hear
+            if line == self._holding:
+                return
+            self._holding = line
         self._write(("\n" if self._on_progress_line else "") + line + "\n")
         self._on_progress_line = False
 

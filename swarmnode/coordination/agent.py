@@ -52,7 +52,6 @@ class HoldingsAgent:
         self._news = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
         self.held: dict[int, int] = self._in_store()  # and served
-        self._told: dict[int, int] | None = None  # what people heard last
         self.carried_out = 0
         self.trouble = ""
         self.fetched = 0  # bytes of slices, since the start
@@ -91,9 +90,7 @@ class HoldingsAgent:
             error = work.exception()
             if error is None:
                 self.carried_out, self.trouble = number, ""
-                if self.held != self._told:
-                    self._told = dict(self.held)
-                    self._emit("holding", experts=sum(mask.bit_count() for mask in self.held.values()))
+                self._emit("holding", experts=sum(mask.bit_count() for mask in self.held.values()))
                 self._changed()
                 continue
             if not isinstance(error, SwarmnodeError):
