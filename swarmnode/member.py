@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from swarmnode.authority import SwarmAuthority
+from swarmnode.bulk.frames import LANE as BULK_LANE
 from swarmnode.bulk.server import BulkServer
 from swarmnode.bulk.source import PeerSource
 from swarmnode.bulk.turns import Turns
@@ -41,7 +42,6 @@ from transport.endpoint import Endpoint
 from transport.errors import KEY_CONNECTED_ANEW, Address, ConnectionReplaced, TransportError
 from transport.identity import Identity, PeerId
 
-BULK_LANE = "bulk"
 TELL_S = 1.0  # how often news of peers is passed on
 REMEMBER_S = 5.0  # how soon the addresses of members that have changed are written down
 EXPELLED = "this node was expelled from the swarm: ask its founder"
