@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +13,7 @@ import pytest
 from swarmnode.backbone.sampling import Sampling
 from swarmnode.backbone.session import GenerateRequest, TokenEvent
 from swarmnode.compute.engine import ExpertEngine
-from swarmnode.compute.engine_api import Engine, F32Array, I32Array, Stack, Swap
+from swarmnode.compute.engine_api import Engine
 from swarmnode.config import build_config
 from swarmnode.node import Node
 from swarmnode.onboard import ModelPack
@@ -25,6 +25,7 @@ from .helpers import Events, generate, poll
 # Long enough that a share of its rows is surely checked in the first call.
 PROMPT = "import os\nimport sys\n\n\n" + "".join(f"def f{i}(x):\n    return x + {i}\n\n\n" for i in range(8))
 REQUEST = GenerateRequest(prompt=PROMPT, max_tokens=16, sampling=Sampling(temperature=0.0), digests=True)
+ROUNDS = 20
 HERE = {"listen": "127.0.0.1:0", "lan": False, "threads": 1, "context": 512, "batch": 256}
 
 
@@ -54,36 +55,15 @@ class WrappingNode(Node):
         self.engine = honest
 
 
-@dataclass
-class Boaster:
+class Boaster(TamperingEngine):
     """Says that it holds every expert, and has what it has."""
 
-    engine: Engine
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine, one_in=math.inf)
 
     @property
     def holdings(self) -> Mapping[int, tuple[int, ...]]:
         return {site: tuple(range(16)) for site in range(4)}
-
-    def prepare(self, site: int, stacks: Mapping[str, Stack]) -> Swap:
-        return self.engine.prepare(site, stacks)
-
-    def raw_rows(self, site: int, x: F32Array, rows: I32Array, experts: I32Array) -> F32Array:
-        return self.engine.raw_rows(site, x, rows, experts)
-
-    def partial_sums(
-        self,
-        site: int,
-        x: F32Array,
-        rows: I32Array,
-        experts: I32Array,
-        weights: F32Array | None,
-        tokens: I32Array,
-        n_tokens: int,
-    ) -> F32Array:
-        return self.engine.partial_sums(site, x, rows, experts, weights, tokens, n_tokens)
-
-    def close(self) -> None:
-        self.engine.close()
 
 
 class BoastingNode(WrappingNode):
@@ -119,9 +99,12 @@ async def test_a_tampering_worker_is_named_and_gets_nothing_any_more(
     tmp_path: Path, demo_pack: ModelPack, local_run: list[tuple[int, str]]
 ) -> None:
     async with swarm(tmp_path, demo_pack, WrappingNode, "9M") as (founder, events, bad, _):
-        tokens, _ = await generate(founder, REQUEST)
-        assert tokens == local_run
-        (named,) = await events.wait("quarantined")
+        for _ in range(ROUNDS):  # on a busy machine it may at first be late, and so asked nothing that is looked at
+            tokens, _ = await generate(founder, REQUEST)
+            assert tokens == local_run
+            if events.count("quarantined"):
+                break
+        (named,) = await events.wait("quarantined", timeout=1.0)
         assert named["peer"] == str(bad.endpoint.peer_id)
         assert list(founder.status().quarantined) == [named["peer"]]
 

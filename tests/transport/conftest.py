@@ -1,12 +1,15 @@
-"""Endpoints for the transport tests: real sockets on loopback, port 0, closed at the end of every test."""
+"""Endpoints, relays and pools for the transport tests: real sockets on loopback, port 0, closed after every test."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
+from tests.transport.pool_node import MakeNode, PoolNode, StartRelay
+from tests.transport.relay_process import RelayProcess
 from transport.config import TransportConfig
 from transport.endpoint import Endpoint
 from transport.identity import Identity, PeerId
@@ -45,3 +48,30 @@ async def bind() -> AsyncIterator[Bind]:
     yield bind_one
     for endpoint in opened:
         await endpoint.close()
+
+
+@pytest.fixture
+async def start_relay() -> AsyncIterator[StartRelay]:
+    """Start a relay process with these options; ended after the test."""
+    relays: list[RelayProcess] = []
+
+    async def start_one(*options: str) -> RelayProcess:
+        relays.append(RelayProcess(*options))
+        await relays[-1].start()
+        return relays[-1]
+
+    yield start_one
+    await asyncio.gather(*(relay.end() for relay in relays))
+
+
+@pytest.fixture
+async def make_node() -> AsyncIterator[MakeNode]:
+    """Make a pool of these relays' URLs; closed after the test."""
+    nodes: list[PoolNode] = []
+
+    def make_one(urls: list[str], identity: Identity | None = None) -> PoolNode:
+        nodes.append(PoolNode(urls, identity))
+        return nodes[-1]
+
+    yield make_one
+    await asyncio.gather(*(node.pool.close() for node in nodes))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from tests.transport.fake_relay import FakeRelay
-from tests.transport.relay_process import RelayProcess
+from tests.transport.pool_node import MakeNode, StartRelay
 from transport import relay_directory
 from transport.config import TransportConfig
 from transport.identity import Identity, PeerId
@@ -18,85 +17,15 @@ from transport.proto import relay_frames as frames
 from transport.proto.relay_frames import MAX_BLOB, MAX_TOPICS, RelayFrameError
 from transport.reach import Reach
 from transport.relay_directory import NoDirectory, RelayDirectory
-from transport.relay_pool import RelayPool
-from transport.relay_session import RelayLinkConfig
 
 TOPIC = b"t" * 32
-StartRelay = Callable[..., Awaitable[RelayProcess]]
 
 
-class Node:
-    """A pool, and what its directory told."""
-
-    def __init__(self, urls: list[str]) -> None:
-        self.identity = Identity.generate()
-        self.peer = self.identity.peer_id
-        self.told: list[tuple[PeerId, bytes | None]] = []
-        self.there: dict[PeerId, bytes] = {}
-        self._changed = asyncio.Event()
-        self.pool = RelayPool(
-            urls,
-            self.identity,
-            RelayLinkConfig(),
-            lambda *_: None,
-            lambda *_: self._changed.set(),
-            lambda *_: None,
-            self._changed.set,
-        )
-        self.directory = self.pool.directory
-        self.pool.start()
-
-    def hear(self, peer: PeerId, blob: bytes | None) -> None:
-        self.told.append((peer, blob))
-        if blob is None:
-            del self.there[peer]
-        else:
-            self.there[peer] = blob
-        self._changed.set()
-
-    def watch(self) -> None:
-        self.directory.watch(TOPIC, self.hear)
-
-    async def until(self, condition: Callable[[], bool], timeout: float = 30) -> None:
-        async with asyncio.timeout(timeout):
-            while not condition():
-                self._changed.clear()
-                await self._changed.wait()
-
-    async def is_up(self, count: int = 1) -> None:
-        await self.until(lambda: len(self.pool.up()) == count)
-
-
-@pytest.fixture
-async def start() -> AsyncIterator[StartRelay]:
-    relays: list[RelayProcess] = []
-
-    async def start_one(*options: str) -> RelayProcess:
-        relays.append(RelayProcess(*options))
-        await relays[-1].start()
-        return relays[-1]
-
-    yield start_one
-    await asyncio.gather(*(relay.end() for relay in relays))
-
-
-@pytest.fixture
-async def make() -> AsyncIterator[Callable[[list[str]], Node]]:
-    nodes: list[Node] = []
-
-    def make_one(urls: list[str]) -> Node:
-        nodes.append(Node(urls))
-        return nodes[-1]
-
-    yield make_one
-    await asyncio.gather(*(node.pool.close() for node in nodes))
-
-
-async def test_two_nodes_meet_before_and_after_their_links_are_up(start: StartRelay, make: Callable[..., Node]) -> None:
-    relay = await start()
-    a, b = make([relay.url]), make([relay.url])
+async def test_two_nodes_meet_before_and_after_their_links_are_up(start_relay: StartRelay, make_node: MakeNode) -> None:
+    relay = await start_relay()
+    a, b = make_node([relay.url]), make_node([relay.url])
     for node in (a, b):
-        node.watch()
+        node.watch(TOPIC)
         node.directory.publish(TOPIC, 60, b"early")
     for node in (a, b):
         await node.until(lambda node=node: node.there == {a.peer: b"early", b.peer: b"early"})  # type: ignore[misc]
@@ -112,36 +41,36 @@ async def test_two_nodes_meet_before_and_after_their_links_are_up(start: StartRe
 
 
 async def test_a_relay_that_restarts_is_told_again_and_nobody_flaps(
-    start: StartRelay, make: Callable[..., Node]
+    start_relay: StartRelay, make_node: MakeNode
 ) -> None:
-    relay = await start()
-    a, b = make([relay.url]), make([relay.url])
+    relay = await start_relay()
+    a, b = make_node([relay.url]), make_node([relay.url])
     a.directory.publish(TOPIC, 600, b"x")
-    b.watch()
+    b.watch(TOPIC)
     await b.until(lambda: a.peer in b.there)
     for how in (signal.SIGKILL, signal.SIGTERM):
         await relay.end(how)
         await b.is_up(0)
         await relay.start()
-        late = make([relay.url])  # whoever comes now finds it only because it was told again
-        late.watch()
+        late = make_node([relay.url])  # whoever comes now finds it only because it was told again
+        late.watch(TOPIC)
         await late.until(lambda late=late: late.there == {a.peer: b"x"})  # type: ignore[misc]
     assert b.told == [(a.peer, b"x")]
 
 
-async def test_with_two_relays_gone_on_one_is_not_gone(start: StartRelay, make: Callable[..., Node]) -> None:
-    first, second = await start(), await start()
-    a, b = make([first.url, second.url]), make([first.url, second.url])
+async def test_with_two_relays_gone_on_one_is_not_gone(start_relay: StartRelay, make_node: MakeNode) -> None:
+    first, second = await start_relay(), await start_relay()
+    a, b = make_node([first.url, second.url]), make_node([first.url, second.url])
     await a.is_up(2)
     await b.is_up(2)
     a.directory.publish(TOPIC, 3, b"x")
-    b.watch()
+    b.watch(TOPIC)
     await b.until(lambda: a.peer in b.there)
     await first.end()
     await b.is_up(1)
     a.directory.publish(TOPIC, 600, b"y")
     await b.until(lambda: b.there[a.peer] == b"y")
-    one_more = make([second.url])
+    one_more = make_node([second.url])
     one_more.directory.publish(TOPIC, 1, b"short")
     await b.until(lambda: one_more.peer in b.there)
     await b.until(lambda: one_more.peer not in b.there)  # by now what the first relay had is over, too
@@ -150,27 +79,27 @@ async def test_with_two_relays_gone_on_one_is_not_gone(start: StartRelay, make: 
     await b.until(lambda: a.peer not in b.there)
 
 
-async def test_two_hundred_members_are_found(start: StartRelay, make: Callable[..., Node]) -> None:
-    relay = await start()
-    watcher = make([relay.url])
-    watcher.watch()
-    members = [make([relay.url]) for _ in range(200)]
+async def test_two_hundred_members_are_found(start_relay: StartRelay, make_node: MakeNode) -> None:
+    relay = await start_relay()
+    watcher = make_node([relay.url])
+    watcher.watch(TOPIC)
+    members = [make_node([relay.url]) for _ in range(200)]
     for number, member in enumerate(members):
         member.directory.publish(TOPIC, 600, number.to_bytes(2, "big") * 350)
     await watcher.until(lambda: len(watcher.there) == 200, 60)
-    late = make([relay.url])
-    late.watch()
+    late = make_node([relay.url])
+    late.watch(TOPIC)
     await late.until(lambda: late.there == watcher.there)
     assert len(watcher.told) == len(late.told) == 200
 
 
 async def test_publishing_often_sends_the_newest_and_is_never_dropped(
-    start: StartRelay, make: Callable[..., Node]
+    start_relay: StartRelay, make_node: MakeNode
 ) -> None:
-    relay = await start()
-    a, b = make([relay.url]), make([relay.url])
+    relay = await start_relay()
+    a, b = make_node([relay.url]), make_node([relay.url])
     await a.is_up()
-    b.watch()
+    b.watch(TOPIC)
     topics = [bytes((number,)) * 32 for number in range(MAX_TOPICS - 1)]
     for number in range(100):
         for topic in topics:
@@ -180,24 +109,24 @@ async def test_publishing_often_sends_the_newest_and_is_never_dropped(
     assert len(b.told) < 20
 
 
-async def test_bounds_of_what_the_application_may_ask_for(start: StartRelay, make: Callable[..., Node]) -> None:
-    node = make(["http://127.0.0.1:9"])
+async def test_bounds_of_what_the_application_may_ask_for(start_relay: StartRelay, make_node: MakeNode) -> None:
+    node = make_node(["http://127.0.0.1:9"])
     for topic, ttl, blob in ((TOPIC[1:], 10, b""), (TOPIC, 0, b""), (TOPIC, 1 << 16, b""), (TOPIC, 9, bytes(1401))):
         with pytest.raises(RelayFrameError):
             node.directory.publish(topic, ttl, blob)
     for number in range(MAX_TOPICS):
         node.directory.publish(bytes((number,)) * 32, 10, bytes(MAX_BLOB))
-        node.directory.watch(bytes((number,)) * 32, node.hear)
+        node.directory.watch(bytes((number,)) * 32, node.on_record)
     with pytest.raises(RelayFrameError, match="withdraw one"):
         node.directory.publish(TOPIC, 10, b"")
     with pytest.raises(RelayFrameError, match="unwatch one"):
-        node.directory.watch(TOPIC, node.hear)
+        node.directory.watch(TOPIC, node.on_record)
 
 
-async def test_a_relay_without_a_directory_is_not_asked_and_a_rude_one_not_believed(make: Callable[..., Node]) -> None:
+async def test_a_relay_without_a_directory_is_not_asked_and_a_rude_one_not_believed(make_node: MakeNode) -> None:
     async with FakeRelay() as relay:
-        node = make([relay.url])
-        node.watch()
+        node = make_node([relay.url])
+        node.watch(TOPIC)
         node.directory.publish(TOPIC, 600, b"x")
         await node.is_up()
         await relay.tell(frames.Record(TOPIC, bytes(32), 10, b"unasked").encode())

@@ -4,87 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
 
-import pytest
-
-from tests.transport.relay_process import RelayProcess
-from transport.identity import Identity, PeerId
+from tests.transport.pool_node import MakeNode, StartRelay
+from transport.identity import Identity
 from transport.proto.relay_frames import GoneReason
-from transport.relay_pool import RelayPool
-from transport.relay_session import RelayLinkConfig
-
-StartRelay = Callable[..., Awaitable[RelayProcess]]
 
 
-class Node:
-    """A pool and what it told."""
-
-    def __init__(self, urls: list[str], identity: Identity | None = None) -> None:
-        self.identity = identity or Identity.generate()
-        self.received: list[tuple[PeerId, list[bytes], bool]] = []
-        self.gone: list[tuple[PeerId, GoneReason]] = []
-        self.states: list[tuple[str, bool, str]] = []
-        self._changed = asyncio.Event()
-        self.pool = RelayPool(
-            urls, self.identity, RelayLinkConfig(), self._on_datagrams, self._on_state, self._on_gone, self._changed.set
-        )
-        self.pool.start()
-
-    def _on_datagrams(self, _url: str, peer: PeerId, datagrams: list[bytes], disco: bool) -> None:
-        self.received.append((peer, datagrams, disco))
-        self._changed.set()
-
-    def _on_state(self, url: str, up: bool, reason: str) -> None:
-        self.states.append((url, up, reason))
-        self._changed.set()
-
-    def _on_gone(self, _url: str, peer: PeerId, why: GoneReason) -> None:
-        self.gone.append((peer, why))
-        self._changed.set()
-
-    @property
-    def peer(self) -> PeerId:
-        return self.identity.peer_id
-
-    async def until(self, condition: Callable[[], bool], timeout: float = 20) -> None:
-        async with asyncio.timeout(timeout):
-            while not condition():
-                self._changed.clear()
-                await self._changed.wait()
-
-    async def is_up(self, count: int = 1) -> None:
-        await self.until(lambda: len(self.pool.up()) == count)
-
-
-@pytest.fixture
-async def start() -> AsyncIterator[StartRelay]:
-    relays: list[RelayProcess] = []
-
-    async def start_one(*options: str) -> RelayProcess:
-        relays.append(RelayProcess(*options))
-        await relays[-1].start()
-        return relays[-1]
-
-    yield start_one
-    await asyncio.gather(*(relay.end() for relay in relays))
-
-
-@pytest.fixture
-async def make() -> AsyncIterator[Callable[..., Node]]:
-    nodes: list[Node] = []
-
-    def make_one(urls: list[str], identity: Identity | None = None) -> Node:
-        nodes.append(Node(urls, identity))
-        return nodes[-1]
-
-    yield make_one
-    await asyncio.gather(*(node.pool.close() for node in nodes))
-
-
-async def test_datagrams_of_every_size_arrive_from_who_sent_them(start: StartRelay, make: Callable[..., Node]) -> None:
-    relay = await start()
-    a, b = make([relay.url]), make([relay.url])
+async def test_datagrams_of_every_size_arrive_from_who_sent_them(start_relay: StartRelay, make_node: MakeNode) -> None:
+    relay = await start_relay()
+    a, b = make_node([relay.url]), make_node([relay.url])
     await a.is_up()
     await b.is_up()
     sizes = [1, 1200, 1452, 8900, 65_535]
@@ -97,9 +25,9 @@ async def test_datagrams_of_every_size_arrive_from_who_sent_them(start: StartRel
     assert [datagrams for _, datagrams, disco in b.received if disco] == [[b"call"]]
 
 
-async def test_the_relay_says_who_is_not_there(start: StartRelay, make: Callable[..., Node]) -> None:
-    relay = await start()
-    node, nobody = make([relay.url]), Identity.generate().peer_id
+async def test_the_relay_says_who_is_not_there(start_relay: StartRelay, make_node: MakeNode) -> None:
+    relay = await start_relay()
+    node, nobody = make_node([relay.url]), Identity.generate().peer_id
     await node.is_up()
     node.pool.send(relay.url, nobody, [b"x"])
     await node.until(lambda: bool(node.gone))
@@ -110,9 +38,9 @@ async def test_the_relay_says_who_is_not_there(start: StartRelay, make: Callable
     assert link.reflectors == []
 
 
-async def test_a_relay_that_crashed_is_come_back_to(start: StartRelay, make: Callable[..., Node]) -> None:
-    relay = await start()
-    node = make([relay.url])
+async def test_a_relay_that_crashed_is_come_back_to(start_relay: StartRelay, make_node: MakeNode) -> None:
+    relay = await start_relay()
+    node = make_node([relay.url])
     await node.is_up()
     await relay.end()
     await node.is_up(0)
@@ -121,10 +49,10 @@ async def test_a_relay_that_crashed_is_come_back_to(start: StartRelay, make: Cal
 
 
 async def test_a_relay_that_was_told_to_end_sends_its_clients_to_their_second_at_once(
-    start: StartRelay, make: Callable[..., Node]
+    start_relay: StartRelay, make_node: MakeNode
 ) -> None:
-    first, second = await start(), await start()
-    node = make([first.url, second.url])
+    first, second = await start_relay(), await start_relay()
+    node = make_node([first.url, second.url])
     await node.is_up(2)
     home, other = (first, second) if node.pool.home == first.url else (second, first)
     ending = asyncio.create_task(home.end(signal.SIGTERM))
@@ -135,10 +63,10 @@ async def test_a_relay_that_was_told_to_end_sends_its_clients_to_their_second_at
 
 
 async def test_a_relay_that_hangs_is_left_within_three_seconds_of_traffic(
-    start: StartRelay, make: Callable[..., Node]
+    start_relay: StartRelay, make_node: MakeNode
 ) -> None:
-    first, second = await start(), await start()
-    node, peer = make([first.url, second.url]), make([first.url, second.url])
+    first, second = await start_relay(), await start_relay()
+    node, peer = make_node([first.url, second.url]), make_node([first.url, second.url])
     await node.is_up(2)
     await peer.is_up(2)
     home, other = (first, second) if node.pool.home == first.url else (second, first)
@@ -153,9 +81,9 @@ async def test_a_relay_that_hangs_is_left_within_three_seconds_of_traffic(
     await peer.until(lambda: (node.peer, [b"by the second"], False) in peer.received)
 
 
-async def test_a_wrong_name_is_refused_and_said(start: StartRelay, make: Callable[..., Node]) -> None:
-    relay = await start("--name", "relay.example")
-    node = make([relay.url])
+async def test_a_wrong_name_is_refused_and_said(start_relay: StartRelay, make_node: MakeNode) -> None:
+    relay = await start_relay("--name", "relay.example")
+    node = make_node([relay.url])
     await node.until(lambda: bool(node.states))
     url, up, reason = node.states[0]
     assert (url, up) == (relay.url, False)
