@@ -4,6 +4,7 @@
     PACK/backbone.gguf     the model without its experts (model/backbone_file.py)
     PACK/source.json       where the GGUF lies (here, or on a web server), and what was verified of it; never shared
     PACK/digests.json      of a model on a web server: digests of the experts read so far (model/recorded_digests.py)
+    PACK/verdict.json      what the gate found out about wire types (gate/verdict_file.py)
 
 Composes `model/` and `backbone/`: the recipes come from one traced evaluation of the backbone itself. Called by the
 `onboard`, `up` and `demo` commands. Running it twice costs nothing: a pack that fits its source is kept.
@@ -75,6 +76,11 @@ class ModelPack:
         """The sparse backbone file."""
         return self.path / "backbone.gguf"
 
+    @property
+    def verdict_file(self) -> Path:
+        """What the gate found out; `gate.load_verdict` and `gate.save_verdict` read and write it."""
+        return self.path / "verdict.json"
+
     @classmethod
     def open(cls, path: Path) -> ModelPack:
         """Read a pack; ManifestMismatch or ModelError with what to do."""
@@ -107,10 +113,13 @@ def trace_backbone(backbone: Path, expert_ne: Mapping[str, tuple[int, ...]], *, 
         model.close()
 
 
-def trace_model(model: LlamaModel, expert_ne: Mapping[str, tuple[int, ...]]) -> GraphPlan:
-    """The plan of a loaded backbone. Raises TraceError, DenseModel, ComputeError."""
+def trace_model(model: LlamaModel, expert_ne: Mapping[str, tuple[int, ...]], *, n_seq: int = 1) -> GraphPlan:
+    """The plan of a loaded backbone, for contexts of so many sequences: some graphs differ by that.
+
+    Raises TraceError, DenseModel, ComputeError.
+    """
     recorder = GraphRecorder()
-    context = LlamaContext(model, n_context=32, n_batch=8, threads=1, callback=recorder)
+    context = LlamaContext(model, n_context=32, n_batch=max(8, n_seq), threads=1, callback=recorder, n_seq=n_seq)
     try:
         context.decode([0, min(1, model.n_vocab - 1)], 0, all_logits=True)
     finally:
@@ -253,7 +262,7 @@ def _alone(pack: Path) -> Iterator[None]:
 def _remove(pack: Path) -> None:
     """Take back what a failed onboarding wrote; a folder that holds nothing else goes too."""
     with contextlib.suppress(OSError):
-        for name in ("manifest.json", "source.json", "backbone.gguf"):
+        for name in ("manifest.json", "source.json", "backbone.gguf", "verdict.json"):
             (pack / name).unlink(missing_ok=True)
         pack.rmdir()
 

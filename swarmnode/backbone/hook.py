@@ -29,7 +29,11 @@ _NAME_AT = ggml.TensorStruct.name.offset
 
 
 class PendingRows(Protocol):
-    """A site's answer on its way."""
+    """A site's answer on its way.
+
+    Two things are used where there are: `fail(error)`, from any thread, has `result` raise at once; `asked` is empty,
+    once the rows are there, where no other node was asked for them.
+    """
 
     def result(self) -> F32:
         """Block until the combined rows [n_tokens, d_out] are there, or raise a DispatchError."""
@@ -88,9 +92,10 @@ def _name(address: int) -> str:
 
 
 class EvalHook:
-    """Runs a plan during `llama_decode`. One per llama context; its decode thread only.
+    """Runs a plan during `llama_decode`. One per llama context, sharing nothing with others'; its decode thread only.
 
-    Call `begin` before each decode and `check` after it.
+    Call `begin` before each decode and `check` after it. `round_trips` counts the calls that another node was waited
+    for, so far.
     """
 
     def __init__(self, plan: GraphPlan, experts: Experts) -> None:
@@ -112,8 +117,10 @@ class EvalHook:
         self._next = 0
         self._kept: dict[int, int] = {}
         self._pending: dict[int, PendingRows | None] = {}
+        self._waiting: PendingRows | None = None
         self._error: BaseException | None = None
         self._cancel: BaseException | None = None
+        self.round_trips = 0
 
     def begin(self) -> None:
         """Forget the last evaluation."""
@@ -122,12 +129,15 @@ class EvalHook:
         self._pending.clear()
 
     def cancel(self, error: BaseException) -> None:
-        """From any thread: stop the evaluation at the next site; `check` then raises `error`."""
-        self._cancel = error
+        """From any thread: stop the evaluation at the next site, or now if it waits; `check` then raises `error`."""
+        self._cancel = error  # before the look at what is waited for: `_put_back` does it the other way round
+        _fail(self._waiting, error)
 
     def check(self) -> None:
-        """Raise what went wrong inside the evaluation."""
+        """Raise what went wrong inside the evaluation; nobody needs then what is still on its way."""
         if self._error is not None:
+            for pending in self._pending.values():
+                _fail(pending, self._error)
             raise self._error
 
     def __call__(self, address: int, ask: bool, _user_data: int | None) -> bool:
@@ -191,7 +201,21 @@ class EvalHook:
         pending = self._pending.pop(site.output)
         if pending is None:
             return
-        write_rows(self._kept[site.output], pending.result())
+        self._waiting = pending
+        try:
+            if self._cancel is not None:
+                raise self._cancel
+            rows = pending.result()
+        finally:
+            self._waiting = None
+        self.round_trips += bool(getattr(pending, "asked", True))
+        write_rows(self._kept[site.output], rows)
+
+
+def _fail(pending: PendingRows | None, error: BaseException) -> None:
+    fail = getattr(pending, "fail", None)
+    if fail is not None:
+        fail(error)
 
 
 def read_rows(address: int) -> F32:

@@ -1,44 +1,87 @@
-"""Runs generations of a session in a decode thread and hands their events to asyncio: one at a time, in order.
+"""Gives requests to sessions and their events to asyncio: the least loaded session, and beyond that first come first.
 
-Called by `node.py`. llama_decode releases the GIL while it computes; the network stays in the loop's thread. A reader
-that is slow or stops does not keep others waiting: its generation ends by itself, its events wait.
+Called by `node.py`. The sessions are lanes: contexts of one model, each with its own decode thread, so that the layers
+of one lane run during the round trips of another; within a lane, generations share every step. llama_decode releases
+the GIL while it computes; the network stays in the loop's thread. A reader that is slow or stops does not keep others
+waiting: its generation ends by itself, its events wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
 
-from swarmnode.backbone.session import GenerateRequest, GenerateResult, Session, TokenEvent
+from swarmnode.backbone.session import GenerateRequest, GenerateResult, MakeDrafter, Session, TokenEvent
 from swarmnode.errors import Cancelled
 
 MAX_WAITING_EVENTS = 4096  # a reader that is further behind than this loses its generation
 Event = TokenEvent | GenerateResult | Exception
 
 
-class GenerationRunner:
-    """Owns the decode thread of one session. Use from one event loop."""
+@dataclass(eq=False, slots=True)
+class _Lane:
+    """A session and the `cancelled` events of what it generates."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self._turn = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, "decode")
-        self._running: threading.Event | None = None  # set to cancel the generation in the thread
+    session: Session
+    running: set[threading.Event] = field(default_factory=set)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.running) < self.session.n_seq
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """One request's place: it waits until it has a lane, or is woken without one."""
+
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    lane: _Lane | None = None
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class GenerationRunner:
+    """Owns who generates where. Use from one event loop; whoever made the sessions closes them, after `close`.
+
+    `drafter` makes what drafts for each generation, in place of the sessions' own.
+    """
+
+    def __init__(self, sessions: Session | Sequence[Session], drafter: MakeDrafter | None = None) -> None:
+        self._lanes = [_Lane(one) for one in (sessions if isinstance(sessions, Sequence) else [sessions])]
+        self._drafter = drafter
+        self._queue: deque[_Turn] = deque()
+        self._work: set[asyncio.Task[None]] = set()
         self._closed = False
-        self.active = False
         self.tokens = 0
         self.last_tokens_per_s = 0.0
+
+    @property
+    def active(self) -> bool:
+        """Is anything being generated?"""
+        return self.running > 0
+
+    @property
+    def running(self) -> int:
+        """How many generations are under way."""
+        return sum(len(lane.running) for lane in self._lanes)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for their turn."""
+        return len(self._queue)
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | GenerateResult, None]:
         """Token events, then the result. Closing the iterator (or cancelling its task) ends the generation.
 
         Raises what `Session.generate` raises, and Cancelled when the runner is closed.
         """
-        cancelled = threading.Event()
+        turn = _Turn()
         events: asyncio.Queue[Event] = asyncio.Queue()
-        work = asyncio.create_task(self._work(request, events, cancelled), name="generation")
+        work = asyncio.create_task(self._generate(request, events, turn), name="generation")
+        self._work.add(work)
+        work.add_done_callback(self._work.discard)
         try:
             while True:
                 event = await events.get()
@@ -48,14 +91,26 @@ class GenerationRunner:
                 if isinstance(event, GenerateResult):
                     return
         finally:
-            cancelled.set()
-            if self._running is cancelled:
-                self.session.interrupt()
+            self._end(turn)
             await asyncio.wait({work})
 
-    async def _work(self, request: GenerateRequest, events: asyncio.Queue[Event], cancelled: threading.Event) -> None:
-        """Wait for the turn and generate; the last event is the result or the error. Cancelled by its event only."""
+    async def close(self) -> None:
+        """End the running generations and refuse those that wait."""
+        self._closed = True
+        for turn in list(self._queue):
+            self._end(turn)
+        for lane in self._lanes:
+            for cancelled in lane.running:
+                cancelled.set()
+            if lane.running:
+                lane.session.interrupt()
+        if self._work:
+            await asyncio.wait(set(self._work))
+
+    async def _generate(self, request: GenerateRequest, events: asyncio.Queue[Event], turn: _Turn) -> None:
+        """Wait for a lane and generate; the last event is the result or the error. Ended by its turn's event only."""
         loop = asyncio.get_running_loop()
+        cancelled = turn.cancelled
 
         def deliver(event: TokenEvent) -> None:
             if events.qsize() >= MAX_WAITING_EVENTS:
@@ -63,36 +118,53 @@ class GenerationRunner:
             self.tokens += event.token >= 0
             events.put_nowait(event)
 
-        async with self._turn:
-            if self._closed or cancelled.is_set():
-                events.put_nowait(Cancelled("this node is shutting down" if self._closed else "cancelled"))
+        def hand_over(event: TokenEvent) -> None:  # on the decode thread; before the result, which takes the same way
+            loop.call_soon_threadsafe(deliver, event)
+
+        self._queue.append(turn)
+        self._assign()
+        await turn.woken.wait()
+        lane = turn.lane
+        if lane is None:
+            events.put_nowait(Cancelled("this node is shutting down" if self._closed else "cancelled"))
+            return
+        try:
+            future = await asyncio.to_thread(  # tokenizing a long prompt takes a while
+                lane.session.submit,
+                request,
+                hand_over,
+                cancelled=cancelled,
+                drafter=self._drafter,
+            )
+            result = await asyncio.wrap_future(future)
+        except Exception as error:  # it belongs to the reader
+            events.put_nowait(error)
+        else:
+            self.last_tokens_per_s = result.tokens_per_s
+            events.put_nowait(result)
+        finally:
+            lane.running.discard(cancelled)
+            self._assign()
+
+    def _assign(self) -> None:
+        """Give lanes with room to those that wait longest, the least loaded first."""
+        while self._queue and not self._closed:
+            lane = min(self._lanes, key=lambda one: len(one.running) if one.has_room else 1 << 30)
+            if not lane.has_room:
                 return
-            self._running, self.active = cancelled, True
-            try:
-                result = await loop.run_in_executor(
-                    self._thread,
-                    lambda: self.session.generate(
-                        request, lambda event: _hand_over(loop, deliver, event), cancelled=cancelled
-                    ),
-                )
-            except Exception as error:  # it belongs to the reader
-                events.put_nowait(error)
-            else:
-                self.last_tokens_per_s = result.tokens_per_s
-                events.put_nowait(result)
-            finally:
-                self._running, self.active = None, False
+            turn = self._queue.popleft()
+            turn.lane = lane
+            lane.running.add(turn.cancelled)
+            turn.woken.set()
+        while self._queue and self._closed:
+            self._queue.popleft().woken.set()
 
-    async def close(self) -> None:
-        """End the running generation, refuse those that wait, and end the thread."""
-        self._closed = True
-        if self._running is not None:
-            self._running.set()
-            self.session.interrupt()
-        async with self._turn:
-            await asyncio.to_thread(self._thread.shutdown)
-
-
-def _hand_over(loop: asyncio.AbstractEventLoop, deliver: object, event: TokenEvent) -> None:
-    """From the decode thread; before the result, which takes the same way."""
-    loop.call_soon_threadsafe(deliver, event)  # type: ignore[arg-type]  # one concrete callable
+    def _end(self, turn: _Turn) -> None:
+        """Nobody wants this turn's generation any more."""
+        turn.cancelled.set()
+        if turn.lane is None:
+            if turn in self._queue:
+                self._queue.remove(turn)
+            turn.woken.set()
+        elif turn.cancelled in turn.lane.running:
+            turn.lane.session.interrupt()

@@ -1,92 +1,74 @@
-"""One generation at a time on one llama context: tokenize, prefill, decode, sample, stream, stop.
+"""Generations on one llama context: tokenize, prefill, decode, sample, stream, stop. Several at once, in one thread.
 
-`Session.generate` blocks; the node runs it in a thread of its own. The same code serves the swarm (a context whose hook
-dispatches experts) and the plain local run it is compared with. Not here: HTTP, queues of requests, speculation.
+Each step evaluates together the next tokens of every generation that is past its prompt (with the drafts after them)
+and one chunk of one prompt: one pass over the graph, so one round trip per layer for all of them. What a generation
+wants and what follows from its logits is in `sequence.py`; this room owns the context, its decode thread, and who has
+which of the context's sequences.
+
+The same code serves the swarm (a context whose hook dispatches experts) and the plain local run it is compared with.
+With one generation and no drafts, every batch has the shape that it has there. Not here: HTTP, which context a request
+goes to (`runner.py`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Literal
-
-import msgspec
-import numpy as np
-from numpy.typing import NDArray
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
 
 from swarmnode.backbone.hook import EvalHook
-from swarmnode.backbone.llama import LlamaContext, LlamaModel
-from swarmnode.backbone.sampling import SamplerChain, Sampling
-from swarmnode.backbone.text_stream import TextStream
+from swarmnode.backbone.llama import Chunk, LlamaContext, LlamaModel
+from swarmnode.backbone.sampling import SamplerChain
+from swarmnode.backbone.sequence import (
+    GenerateRequest,
+    GenerateResult,
+    Generation,
+    Message,
+    OnLogits,
+    OnToken,
+    StoppedBy,
+    TokenEvent,
+)
+from swarmnode.backbone.speculation import Drafter
 from swarmnode.errors import Cancelled, UsageError
 
-StoppedBy = Literal["end", "length", "context", "stop", "cancelled"]
+__all__ = ["GenerateRequest", "GenerateResult", "MakeDrafter", "Message", "Session", "StoppedBy", "TokenEvent"]
+
+MakeDrafter = Callable[[], Drafter | None]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One chat message."""
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A generation and who waits for it."""
 
-    role: str
-    content: str
-
-
-class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to generate: a plain `prompt`, or `messages` for the model's chat template, never both.
-
-    With `digests`, every event carries the SHA-256 of the logits row its token was chosen from. With `ignore_end` the
-    model cannot end by itself.
-    """
-
-    prompt: str = ""
-    messages: tuple[Message, ...] = ()
-    max_tokens: int = 128
-    sampling: Sampling = Sampling()
-    stop: tuple[str, ...] = ()
-    digests: bool = False
-    ignore_end: bool = False
-
-    def check(self) -> None:
-        """Raise UsageError for what cannot be meant."""
-        if bool(self.prompt) == bool(self.messages):
-            more = ", not both" if self.prompt else "; an empty prompt generates nothing"
-            raise UsageError("give a prompt or chat messages" + more)
-        if not 1 <= self.max_tokens <= 1 << 20:
-            raise UsageError(f"max tokens {self.max_tokens} is out of range: give 1 to {1 << 20}")
-        if len(self.stop) > 64 or any(len(s) > 1024 for s in self.stop):
-            raise UsageError("at most 64 stop strings of at most 1024 characters")
+    generation: Generation
+    future: Future[GenerateResult] = field(default_factory=Future)
+    began: bool = False
 
 
-class TokenEvent(msgspec.Struct, frozen=True):
-    """One generated token: the text it made certain (often less or more than its own piece)."""
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A decode: seconds, round trips waited for, generations and tokens in it."""
 
-    index: int
-    token: int
-    text: str
-    digest: str = ""
-
-
-class GenerateResult(msgspec.Struct, frozen=True):
-    """The whole of a generation. `steps` are decodes after the prompt; times are seconds."""
-
-    text: str
+    seconds: float
+    trips: int
+    generations: int
     tokens: int
-    prompt_tokens: int
-    prompt_s: float
-    decode_s: float
-    tokens_per_s: float
-    steps: int
-    accepted_per_step: float
-    blocking_round_trips_per_token: float
-    stopped_by: StoppedBy
 
 
 class Session:
-    """Generates on one context. Not thread safe: one `generate` at a time, `interrupt` from any thread.
+    """Generates on one context, up to `context.n_seq` at once; more wait in order.
 
-    `round_trips` tells how many site calls have waited for another node so far; `release` wakes a decode thread that
-    waits for experts, with an error. Both are None for a local run.
+    Thread safe but for `evaluate`. `round_trips` tells how many site calls of this context have waited for another node
+    so far (default: as its hook counts them); `release` wakes a decode thread that waits for experts, with an error:
+    for experts whose pending rows cannot be failed one by one. `drafter` makes what drafts for a generation, unless
+    that is given one of its own.
     """
 
     def __init__(
@@ -97,22 +79,49 @@ class Session:
         *,
         round_trips: Callable[[], int] | None = None,
         release: Callable[[Exception], object] | None = None,
+        drafter: MakeDrafter | None = None,
     ) -> None:
         self.model, self.context, self.hook = model, context, hook
-        self._round_trips = round_trips or (lambda: 0)
+        self._round_trips = round_trips or ((lambda: hook.round_trips) if hook is not None else (lambda: 0))
         self._release = release
-        self._cancelled = threading.Event()
+        self._drafter = drafter
+        self._lock = threading.Lock()
+        self._waiting: deque[_Job] = deque()
+        self._active: list[_Job] = []
+        self._free = list(range(context.n_seq))[::-1]
+        self._in_step: tuple[_Job, ...] = ()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def n_seq(self) -> int:
+        """How many generations run at once."""
+        return self.context.n_seq
 
     def interrupt(self) -> None:
-        """Wake a generation whose `cancelled` event was just set, also one that waits for a worker."""
-        error = Cancelled("cancelled")
-        if self.hook is not None:
-            self.hook.cancel(error)
-        if self._release is not None:
-            self._release(error)
+        """Wake generations whose `cancelled` event was just set, also where they wait for a worker.
+
+        An evaluation is broken off only where nobody else needs it; otherwise they leave after it.
+        """
+        with self._lock:  # within it, so that what is broken off is not already the next step, of somebody else
+            if not self._in_step or not all(job.generation.cancelled.is_set() for job in self._in_step):
+                return
+            error = Cancelled("cancelled")
+            if self.hook is not None:
+                self.hook.cancel(error)
+            if self._release is not None:
+                self._release(error)
 
     def close(self) -> None:
-        """Free the context and the model."""
+        """End what runs and what waits, and free the context and the model."""
+        with self._lock:
+            self._closed = True
+            jobs, thread = [*self._active, *self._waiting], self._thread
+        for job in jobs:
+            job.generation.cancelled.set()
+        self.interrupt()
+        if thread is not None:
+            thread.join()
         self.context.close()
         self.model.close()
 
@@ -134,107 +143,220 @@ class Session:
         return tokens
 
     def evaluate(self, tokens: list[int], position: int, *, all_logits: bool = False) -> None:
-        """One decode with the hook around it; raises the hook's own error where it has one."""
-        if self.hook is None:
-            self.context.decode(tokens, position, all_logits=all_logits)
-            return
-        self.hook.begin()
-        if self._cancelled.is_set():
-            raise Cancelled("cancelled")
-        try:
-            self.context.decode(tokens, position, all_logits=all_logits)
-        finally:
-            self.hook.check()
+        """One decode on sequence 0 with the hook around it, while nothing generates; raises the hook's own error."""
+        if self.hook is not None:
+            self.hook.begin()
+        self._decode([Chunk(tokens, position, 0, len(tokens) if all_logits else 1)])
 
     def generate(
         self,
         request: GenerateRequest,
-        on_token: Callable[[TokenEvent], None] | None = None,
-        on_logits: Callable[[int, NDArray[np.float32]], None] | None = None,
+        on_token: OnToken | None = None,
+        on_logits: OnLogits | None = None,
         cancelled: threading.Event | None = None,
+        drafter: MakeDrafter | None = None,
     ) -> GenerateResult:
         """Generate until the model ends, a limit, a stop string, or `cancelled` is set (then call `interrupt` too).
 
-        `on_token` and `on_logits` are called on this thread; a logits row is a view valid during the call. Raises
+        `on_token` and `on_logits` are called on the decode thread; a logits row is a view valid during the call. Raises
         UsageError before anything is computed, DispatchError where the experts cannot be had.
         """
-        self._cancelled = cancelled if cancelled is not None else threading.Event()
-        prompt = self.prompt_tokens(request)
-        banned = self.model.end_tokens if request.ignore_end else ()
-        sampler = SamplerChain(request.sampling, self.model.n_vocab, banned)
+        cancelled = cancelled if cancelled is not None else threading.Event()
+        future = self.submit(request, on_token, on_logits, cancelled, drafter)
         try:
-            return self._run(request, prompt, sampler, on_token, on_logits)
-        finally:
-            sampler.close()
+            return future.result()
+        except BaseException:
+            if not future.done():  # Ctrl-C
+                cancelled.set()
+                self.interrupt()
+            raise
 
-    def _run(
+    def submit(
         self,
         request: GenerateRequest,
-        prompt: list[int],
-        sampler: SamplerChain,
-        on_token: Callable[[TokenEvent], None] | None,
-        on_logits: Callable[[int, NDArray[np.float32]], None] | None,
-    ) -> GenerateResult:
-        stream = TextStream(request.stop)
-        text: list[str] = []
-        stopped_by: StoppedBy = "length"
-        count = steps = 0
-        trips_before = self._round_trips()
-        started = prefilled = time.perf_counter()
-        try:
-            self.context.clear()
-            for at in range(0, len(prompt), self.context.n_batch):
-                self.evaluate(prompt[at : at + self.context.n_batch], at)
-            for token in prompt:
-                sampler.accept(token)
-            prefilled = time.perf_counter()
-            trips_before = self._round_trips()
-            position = len(prompt)
-            while True:
-                if self._cancelled.is_set():
-                    raise Cancelled("cancelled")
-                logits = self.context.logits()
-                digest = hashlib.sha256(logits.data).hexdigest() if request.digests else ""
-                if on_logits is not None:
-                    on_logits(count, logits)
-                token = sampler.sample(self.context.handle, -1)
-                if self.model.is_end(token):
-                    stopped_by = "end"
-                    break
-                shown = stream.feed(self.model.piece(token))
-                text.append(shown)
-                if on_token is not None:
-                    on_token(TokenEvent(count, token, shown, digest))
-                count += 1
-                if stream.stopped_by is not None:
-                    stopped_by = "stop"
-                    break
-                if count >= request.max_tokens:
-                    break
-                if position >= self.context.n_context:
-                    stopped_by = "context"
-                    break
-                self.evaluate([token], position)
-                position += 1
-                steps += 1
-        except Cancelled:
-            stopped_by = "cancelled"
-        ended = time.perf_counter()
-        rest = stream.finish()
-        if rest:
-            text.append(rest)
-            if on_token is not None:
-                on_token(TokenEvent(count, -1, rest))
-        trips = self._round_trips() - trips_before
-        return GenerateResult(
-            text="".join(text),
-            tokens=count,
-            prompt_tokens=len(prompt),
-            prompt_s=prefilled - started,
-            decode_s=ended - prefilled,
-            tokens_per_s=steps / (ended - prefilled) if steps else 0.0,
-            steps=steps,
-            accepted_per_step=1.0 if steps else 0.0,
-            blocking_round_trips_per_token=trips / steps if steps else 0.0,
-            stopped_by=stopped_by,
+        on_token: OnToken | None = None,
+        on_logits: OnLogits | None = None,
+        cancelled: threading.Event | None = None,
+        drafter: MakeDrafter | None = None,
+    ) -> Future[GenerateResult]:
+        """As `generate`, at once: the result, or the error, is the future's. Raises UsageError here."""
+        prompt = self.prompt_tokens(request)
+        request.sampling.check(self.model.n_vocab)
+        guess, speculation = self._drafter_of(request, drafter or self._drafter)
+        banned = self.model.end_tokens if request.ignore_end else ()
+        generation = Generation(
+            request,
+            prompt,
+            vocabulary=self.model,
+            sampler=SamplerChain(request.sampling, self.model.n_vocab, banned),
+            n_context=self.context.n_context,
+            most_drafts=self.context.take_back,
+            drafter=guess,
+            speculation=speculation,
+            on_token=on_token,
+            on_logits=on_logits,
+            cancelled=cancelled,
         )
+        job = _Job(generation)
+        job.future.set_running_or_notify_cancel()  # it is ended by its event, not by whoever holds the future
+        with self._lock:
+            if self._closed:
+                generation.close()
+                raise Cancelled("this session is closed")
+            self._waiting.append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="decode", daemon=True)
+                self._thread.start()
+        return job.future
+
+    def _drafter_of(self, request: GenerateRequest, make: MakeDrafter | None) -> tuple[Drafter | None, str]:
+        """What drafts for a request, and what its result says about it."""
+        if request.speculate is False:
+            return None, "off"
+        if make is None:
+            return None, "off" if request.speculate is None else "this node has nothing that drafts"
+        if not self.context.take_back:
+            return None, f"the recurrent layers of {self.model.architecture} cannot take back a draft"
+        made = make()
+        return made, "off" if made is None else "on"
+
+    # From here on the decode thread. It ends when nothing is left to do, and begins anew with the next request.
+
+    def _work(self) -> None:
+        try:
+            while self._admit():
+                self._drop_cancelled()
+                for job in [job for job in self._active if not job.began]:
+                    self._try(job, self._begin, job)
+                if self._active:
+                    self._step()
+        except BaseException as error:  # a mistake in here: nobody is left waiting for it
+            with self._lock:
+                jobs = [*self._active, *self._waiting]
+                self._active.clear()
+                self._waiting.clear()
+                self._closed, self._thread = True, None
+            for job in jobs:
+                if not job.future.done():
+                    job.future.set_exception(error)
+            raise
+
+    def _admit(self) -> bool:
+        """Give free sequences to those that wait longest; False where nothing is left to do, and the thread ends."""
+        with self._lock:
+            while self._waiting and self._free:
+                job = self._waiting.popleft()
+                job.generation.sequence = self._free.pop()
+                self._active.append(job)
+            if not self._active:
+                self._thread = None
+            return bool(self._active)
+
+    def _begin(self, job: _Job) -> None:
+        if any(other.began for other in self._active):
+            self.context.forget(job.generation.sequence)
+        else:
+            self.context.clear()
+        job.began = True
+        job.generation.begin()
+
+    def _step(self) -> None:
+        """One decode of what the active generations want, and what follows from it."""
+        parts = self._plan()
+        if not parts:
+            return
+        with self._lock:
+            self._in_step = tuple(job for job, _ in parts)
+            if self.hook is not None:
+                self.hook.begin()
+            unwanted = all(job.generation.cancelled.is_set() for job in self._in_step)
+        started, trips = time.perf_counter(), self._round_trips()
+        try:
+            if unwanted:  # since it was last looked at
+                return
+            rows = self._decode([chunk for _, chunk in parts])
+        except Exception as error:
+            self._broken_off(parts, error)
+            return
+        finally:
+            with self._lock:
+                self._in_step = ()
+        seconds, trips = time.perf_counter() - started, self._round_trips() - trips
+        total = sum(len(chunk.tokens) for _, chunk in parts)
+        for (job, chunk), own in zip(parts, rows, strict=True):
+            if not job.generation.cancelled.is_set():
+                self._try(job, self._follow, job, chunk, own, _Step(seconds, trips, len(parts), total))
+
+    def _follow(self, job: _Job, chunk: Chunk, rows: range, step: _Step) -> None:
+        generation = job.generation
+        forget = generation.evaluated(chunk, rows, self.context, step.trips)
+        if generation.stopped_by is not None:
+            self._end(job, None)
+            return
+        if forget is not None:
+            self.context.forget(chunk.sequence, forget)
+        generation.stepped(len(chunk.tokens), step.seconds, step.generations, step.tokens)
+
+    def _plan(self) -> list[tuple[_Job, Chunk]]:
+        """Who gets how much of the next batch: each step its token, drafts an equal share, the prompt the rest.
+
+        Recurrent layers take steps of one length only in one evaluation; so several at once go without drafts there.
+        """
+        steps = [job for job in self._active if not job.generation.prefilling]
+        prompts = [job for job in self._active if job.generation.prefilling]
+        room = self.context.n_batch
+        may_differ = len(steps) == 1 or not self.model.is_recurrent
+        parts: list[tuple[_Job, Chunk]] = []
+        for number, job in enumerate(steps):
+            share = room // (len(steps) - number + bool(prompts)) if may_differ else 1
+            chunk = self._try(job, job.generation.wants, max(1, share))
+            if chunk is not None:
+                parts.append((job, chunk))
+                room -= len(chunk.tokens)
+        if prompts and room:
+            parts.append((prompts[0], prompts[0].generation.wants(room)))
+        return parts
+
+    def _decode(self, chunks: list[Chunk]) -> list[range]:
+        try:
+            return self.context.decode_chunks(chunks)
+        finally:
+            if self.hook is not None:
+                self.hook.check()
+
+    def _broken_off(self, parts: list[tuple[_Job, Chunk]], error: Exception) -> None:
+        """End those of a step that failed. Recurrent layers may have been moving the others' states: then all."""
+        jobs = list(self._active) if self.model.is_recurrent else [job for job, _ in parts]
+        for job in jobs:
+            self._end(job, None if isinstance(error, Cancelled) else error)
+
+    def _drop_cancelled(self) -> None:
+        for job in [job for job in self._active if job.generation.cancelled.is_set()]:
+            self._end(job, None)
+
+    def _try(self, job: _Job, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """What fails here is this generation's own: its callback, its sampler, its drafter."""
+        try:
+            return work(*args, **kwargs)
+        except Exception as error:
+            self._end(job, error)
+            return None
+
+    def _end(self, job: _Job, error: Exception | None) -> None:
+        """Free a generation's sequence and give its result, or its error, to who waits for it."""
+        with self._lock:
+            self._active.remove(job)
+            self._free.append(job.generation.sequence)
+        result: GenerateResult | None = None
+        try:
+            if self._active:
+                self.context.forget(job.generation.sequence)
+            if error is None:
+                result = job.generation.end()
+            job.generation.close()
+        except Exception as failed:
+            error = error or failed
+        if result is None or error is not None:
+            job.future.set_exception(error or Cancelled("cancelled"))
+        else:
+            job.future.set_result(result)

@@ -4,29 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import cast
 
 import pytest
 
 from swarmnode.backbone import runner
 from swarmnode.backbone.runner import GenerationRunner
-from swarmnode.backbone.session import GenerateRequest, GenerateResult, Session, TokenEvent
+from swarmnode.backbone.session import GenerateRequest, GenerateResult, MakeDrafter, Session, TokenEvent
 from swarmnode.errors import Cancelled, UsageError
 
 
 class CountingSession:
     """Generates max_tokens events; each step waits for `step` where the prompt is "slow", until it is cancelled."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_seq: int = 1) -> None:
+        self.n_seq = n_seq
         self.step = threading.Semaphore(0)
         self.started = threading.Event()
         self.interrupts = 0
+        self.prompts: list[str] = []
+        self._threads = ThreadPoolExecutor(n_seq)
 
-    def generate(
-        self, request: GenerateRequest, on_token: Callable[[TokenEvent], None], *, cancelled: threading.Event
-    ) -> GenerateResult:
+    def submit(
+        self,
+        request: GenerateRequest,
+        on_token: Callable[[TokenEvent], None],
+        *,
+        cancelled: threading.Event,
+        drafter: MakeDrafter | None,
+    ) -> Future[GenerateResult]:
         request.check()
+        assert drafter is None
+        return self._threads.submit(self._generate, request, on_token, cancelled)
+
+    def _generate(
+        self, request: GenerateRequest, on_token: Callable[[TokenEvent], None], cancelled: threading.Event
+    ) -> GenerateResult:
+        self.prompts.append(request.prompt)
         self.started.set()
         count = 0
         while count < request.max_tokens and not cancelled.is_set():
@@ -42,18 +58,30 @@ class CountingSession:
         self.interrupts += 1
         self.step.release(1000)
 
+    def close(self) -> None:
+        self._threads.shutdown()
+
 
 @pytest.fixture
-def session() -> CountingSession:
-    return CountingSession()
+def session() -> Iterator[CountingSession]:
+    session = CountingSession()
+    yield session
+    session.close()
 
 
-def make(session: CountingSession) -> GenerationRunner:
-    return GenerationRunner(cast(Session, session))
+def make(*sessions: CountingSession) -> GenerationRunner:
+    return GenerationRunner([cast(Session, session) for session in sessions])
 
 
 async def read(generations: GenerationRunner, request: GenerateRequest) -> list[TokenEvent | GenerateResult]:
     return [event async for event in generations.stream(request)]
+
+
+async def turns(generations: GenerationRunner, running: int, waiting: int) -> None:
+    """Wait until so many run and wait."""
+    async with asyncio.timeout(5):
+        while (generations.running, generations.waiting) != (running, waiting):  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 async def test_events_then_the_result(session: CountingSession) -> None:
@@ -119,4 +147,42 @@ async def test_an_error_belongs_to_its_reader(session: CountingSession) -> None:
     with pytest.raises(UsageError, match="max tokens 0"):
         await read(generations, GenerateRequest(prompt="p", max_tokens=0))
     assert len(await read(generations, GenerateRequest(prompt="p", max_tokens=1))) == 2
+    await generations.close()
+
+
+async def test_requests_go_to_the_least_loaded_lane_and_wait_in_order_beyond_that() -> None:
+    lanes = [CountingSession(2), CountingSession(1)]
+    generations = make(*lanes)
+    try:
+        slow = [asyncio.create_task(read(generations, GenerateRequest(prompt="slow", max_tokens=1))) for _ in range(3)]
+        await turns(generations, 3, 0)
+        later = [asyncio.create_task(read(generations, GenerateRequest(prompt=p, max_tokens=1))) for p in "abc"]
+        await turns(generations, 3, 3)
+        lanes[1].step.release()
+        await asyncio.wait_for(asyncio.gather(*later), 5)
+        assert lanes[1].prompts == ["slow", "a", "b", "c"]  # all through the lane that was free first
+        lanes[0].step.release(2)
+        await asyncio.wait_for(asyncio.gather(*slow), 5)
+        assert lanes[0].prompts == ["slow", "slow"]
+        assert generations.tokens == 6
+        assert not generations.active
+    finally:
+        await generations.close()
+        for lane in lanes:
+            lane.close()
+
+
+async def test_who_leaves_while_waiting_needs_no_lane(session: CountingSession) -> None:
+    generations = make(session)
+    slow = asyncio.create_task(read(generations, GenerateRequest(prompt="slow", max_tokens=1)))
+    await turns(generations, 1, 0)
+    waits = asyncio.create_task(read(generations, GenerateRequest(prompt="a", max_tokens=1)))
+    await turns(generations, 1, 1)
+    waits.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(waits, 5)
+    assert (generations.running, generations.waiting, session.interrupts) == (1, 0, 0)
+    session.step.release()
+    await asyncio.wait_for(slow, 5)
+    assert session.prompts == ["slow"]
     await generations.close()
