@@ -1,8 +1,9 @@
-"""What partial sums and F16 on the wire change, on held-out text over real workers: the figures behind the default.
+"""What partial sums and each wire type change, on held-out text over real workers: the figures behind the defaults.
 
 Every layer is called twice with the same exact inputs, once in exact mode and once in the mode under test (teacher-
 forced layer cosine); then the text runs once more in the mode under test alone (logits). Worker processes are started
-as `swarmnode up` starts them.
+as `swarmnode up` starts them. What the gate measures without a network, for every pair of types, on any model
+(`gate/wires.py`), this measures over real frames: both must agree.
 
 Called by `swarmnode bench fidelity` and by the tests.
 """
@@ -10,10 +11,9 @@ Called by `swarmnode bench fidelity` and by the tests.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import re
-import sysconfig
 import tempfile
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,40 +21,22 @@ from typing import Any
 import numpy as np
 
 from swarmnode import fidelity
-from swarmnode.backbone.hook import F32, I32, EvalHook, Experts, PendingRows
-from swarmnode.backbone.llama import LlamaContext, LlamaModel
-from swarmnode.backbone.session import Session
+from swarmnode.backbone.hook import F32, I32, Experts, PendingRows
+from swarmnode.backbone.llama import LlamaModel
 from swarmnode.bench.clients import attached_client
 from swarmnode.demo import MODEL
 from swarmnode.dispatch.client import ExpertClient
 from swarmnode.dispatch.codec import WireName
 from swarmnode.dispatch.options import DispatchOptions
-from swarmnode.errors import ModelError
+from swarmnode.gate.forward import CHUNK, Forward
+from swarmnode.gate.text import held_out_tokens
 from swarmnode.local_swarm import LocalSwarm, NodeProcess
 from swarmnode.onboard import ModelPack, onboard, trace_model
 
-CHUNK = 128  # tokens evaluated together, each chunk a text of its own
-WIRES: tuple[WireName, ...] = ("f32", "f16")
+__all__ = ["held_out_tokens", "run"]
+
+WIRES: tuple[WireName, ...] = ("f32", "f16", "int8", "fp8")
 _WORKERS = 3
-# The split of the demo model's recipe (tools/train_demo_model.py): by file, one in twenty, some kinds in neither part.
-_HELD_OUT_SHARE = 20
-_IN_NEITHER = re.compile(r"(^|/)site-packages/|(^|/)[^/]*data[^/]*/|^encodings/")
-_MAX_FILE = 64 << 10  # bytes; the recipe's bound for tests, which holds for every file
-
-
-def held_out_tokens(model: LlamaModel, count: int) -> list[int]:
-    """Tokens of standard-library sources that the demo model was not trained on."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    tokens: list[int] = []
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root).as_posix()
-        bucket = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
-        if bucket % _HELD_OUT_SHARE or _IN_NEITHER.search(name) or path.stat().st_size > _MAX_FILE:
-            continue
-        tokens += model.tokenize(path.read_text("utf-8", "ignore"), special=False)
-        if len(tokens) >= count:
-            return tokens[:count]
-    raise ModelError(f"{root}: the held-out sources have only {len(tokens)} tokens of {count}")
 
 
 class TeacherForced:
@@ -79,18 +61,18 @@ class _Both:
         return exact
 
 
-def run(positions: int = 2048) -> dict[str, Any]:
-    """Rows for F32 and F16 partial sums over `positions` positions (rounded up to whole chunks)."""
-    return asyncio.run(_run(positions))
+def run(positions: int = 2048, wires: Sequence[WireName] = WIRES) -> dict[str, Any]:
+    """A row for partial sums in each wire type both ways, over `positions` positions (rounded up to whole chunks)."""
+    return asyncio.run(_run(positions, wires))
 
 
-async def _run(positions: int) -> dict[str, Any]:
+async def _run(positions: int, wires: Sequence[WireName]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as name:
         folder = Path(name)
         pack = onboard(MODEL, folder / "pack")
         async with LocalSwarm(folder, pack.path) as swarm:
             await swarm.start_workers([f"{i + 1}/{_WORKERS}" for i in range(_WORKERS)])
-            rows = [await _measure(pack, swarm.workers, wire, positions) for wire in WIRES]
+            rows = [await _measure(pack, swarm.workers, wire, positions) for wire in wires]
     return {"model": pack.manifest.name, "workers": _WORKERS, "rows": rows}
 
 
@@ -108,8 +90,8 @@ def _compare(pack: ModelPack, exact: ExpertClient, other: ExpertClient, wire: st
         chunks = -(-positions // CHUNK)
         tokens = held_out_tokens(model, chunks * CHUNK + 1)
         forced = TeacherForced(exact, other)
-        reference = _logits(pack, model, forced, tokens, chunks)
-        under_test = _logits(pack, model, other, tokens, chunks)
+        reference = _logits(pack, model, forced, tokens)
+        under_test = _logits(pack, model, other, tokens)
     finally:
         model.close()
     cosines = np.concatenate(forced.cosines)
@@ -123,18 +105,7 @@ def _compare(pack: ModelPack, exact: ExpertClient, other: ExpertClient, wire: st
     }
 
 
-def _logits(pack: ModelPack, model: LlamaModel, experts: Experts, tokens: list[int], chunks: int) -> F32:
+def _logits(pack: ModelPack, model: LlamaModel, experts: Experts, tokens: list[int]) -> F32:
     plan = trace_model(model, {t.name: t.ne for t in pack.manifest.tensors})
-    hook = EvalHook(plan, experts)
-    context = LlamaContext(model, n_context=CHUNK, n_batch=CHUNK, threads=1, callback=hook)
-    session = Session(model, context, hook)
-    out = np.empty((chunks * CHUNK, model.n_vocab), np.float32)
-    try:
-        for at in range(0, len(out), CHUNK):
-            context.clear()
-            session.evaluate(tokens[at : at + CHUNK], 0, all_logits=True)
-            for i in range(CHUNK):
-                out[at + i] = context.logits(i)
-    finally:
-        context.close()
-    return out
+    with closing(Forward(model, plan, experts)) as forward:
+        return np.concatenate([forward.logits(tokens[at : at + CHUNK]) for at in range(0, len(tokens) - 1, CHUNK)])

@@ -1,0 +1,69 @@
+"""Which wire types a node may use for its model: the question that `node.py` asks before it calls any worker.
+
+F16 needs no verdict, INT8 and FP8 do. Where there is one, F16 is held to it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from swarmnode.dispatch.codec import WireName
+from swarmnode.errors import UsageError
+from swarmnode.gate.coding import Pair, pair_name
+from swarmnode.gate.verdict import Verdict
+from swarmnode.gate.verdict_file import load_verdict
+from swarmnode.onboard import ModelPack
+
+_GATED: tuple[WireName, ...] = ("int8", "fp8")
+_NAMED = 6  # layers of a note, before it only counts them
+
+
+def wires_allowed(pack: ModelPack, out: WireName, back: WireName) -> tuple[Mapping[int, Pair], list[str]]:
+    """The types (out, back) of the sites that cannot have the wanted ones, and one line per reason why.
+
+    Nothing of both where all is as wanted. Raises UsageError where INT8 or FP8 is wanted and no verdict counts.
+    """
+    verdict = load_verdict(pack)
+    gated = [wire for wire in (out, back) if wire in _GATED]
+    if isinstance(verdict, str):
+        if gated:
+            raise UsageError(
+                f"{gated[0].upper()} on the wire needs a gate that this model passed: "
+                f"run swarmnode gate {pack.source or pack.path} ({verdict})"
+            )
+        return {}, []
+    wanted = (out, back)
+    wires = {site: pair for site, pair in verdict.site_wires(out, back).items() if pair != wanted}
+    return wires, _notes(verdict, wanted, wires)
+
+
+def best_wires(pack: ModelPack) -> tuple[Mapping[int, Pair], list[str]]:
+    """The cheapest types that the model passed, for every site; F16 both ways and a line that says why otherwise."""
+    verdict = load_verdict(pack)
+    if isinstance(verdict, str):
+        how = f"swarmnode gate {pack.source or pack.path} finds out what else it can have"
+        return dict.fromkeys(range(len(pack.manifest.sites)), ("f16", "f16")), [f"F16 on the wire ({verdict}): {how}"]
+    wires = verdict.best()
+    found = sorted({pair_name(pair) for pair in wires.values()})
+    return wires, [f"{' and '.join(found)} on the wire, as this model's gate allows"]
+
+
+def _notes(verdict: Verdict, wanted: Pair, wires: Mapping[int, Pair]) -> list[str]:
+    notes = []
+    used = verdict.used(wanted)
+    if used != wanted:
+        notes.append(f"{pair_name(wanted)} does not pass this model's gate ({verdict.objection(wanted)})")
+    for pair in sorted(set(wires.values())):
+        sites = [index for index, one in wires.items() if one == pair]
+        if len(sites) == len(verdict.sites):
+            where = "every layer"
+        elif len(sites) > _NAMED:
+            where = f"{len(sites)} of {len(verdict.sites)} layers"
+        else:
+            where = ("layer " if len(sites) == 1 else "layers ") + ", ".join(str(verdict.sites[i].layer) for i in sites)
+        why = ""
+        if used == wanted:
+            lowest = min(verdict.sites[i].lowest_of(wanted) for i in sites)
+            why = f": layer cosine down to {lowest:.5f} with {pair_name(wanted)}"
+        notes.append(f"{pair_name(pair)} on the wire at {where}{why}")
+    return notes

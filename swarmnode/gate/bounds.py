@@ -1,0 +1,74 @@
+"""When a wire type is good enough for a model: policy only.
+
+Pure. Two judgements, because neither alone will do (figures: the demo model at Q4_K_M, 3,072 positions).
+
+Of one layer, with exact inputs (teacher-forced): the cosine of its output with the exact one. Its lowest 0.1 % is
+0.99994 for F16, 0.9998 for INT8 and 0.9990 for FP8 with a scale per block of 128, and 0.979 for INT8 with one scale for
+a whole tensor, which is bad: that one is not told from the good ones by its mean (0.9991), nor by its argmax.
+
+Of the whole model, with every layer's errors together: what comes out. Plain argmax agreement is only shown, never
+judged: the router's choice is discrete, so even F16 flips near-ties (99.2 %).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+
+from swarmnode.dispatch.codec import WireName
+from swarmnode.fidelity import LogitComparison
+from swarmnode.gate.coding import Pair, pair_bytes
+
+LEAST_COSINE = 0.9985  # of a layer's rows, at the lowest 0.1 %; other backends of ggml are accepted from 0.998 on
+LEAST_CONFIDENT = 0.998  # argmax agreement where the two best logits are more than 0.1 apart
+MOST_KL = 1e-3  # nats per position, where the next is not known
+MOST_KL_SHARE = 0.15  # of what the model's own quantisation costs against its unquantised weights
+MOST_DNLL = 0.003  # nats per position, either way: a gain that large is noise too
+MIN_POSITIONS = 1024  # the lowest 0.1 % of fewer rows is the lowest row
+
+# What to fall back to where a type fails, one direction of one layer at a time.
+STEPS: Mapping[WireName, tuple[WireName, ...]] = {
+    "f32": ("f32",),
+    "f16": ("f16", "f32"),
+    "int8": ("int8", "f16", "f32"),
+    "fp8": ("fp8", "f16", "f32"),
+}
+
+
+def most_kl(own_kl: float | None) -> float:
+    """The bound for KL; `own_kl` is what the model's own quantisation costs, None where nobody knows."""
+    return MOST_KL if own_kl is None else MOST_KL_SHARE * own_kl
+
+
+def fit(lowest: Mapping[Pair, float], wanted: Pair, d_in: int, d_out: int) -> Pair:
+    """The cheapest types for one layer that are no coarser than `wanted` and pass; F32 both ways always does.
+
+    `lowest`: the layer cosine at the lowest 0.1 % of each pair. It is the pair that is judged: FP8 may pass each way
+    alone, and fail both ways.
+    """
+    passing = [pair for pair in fallbacks(wanted) if passes_layer(lowest[pair])]
+    return min(passing, key=lambda pair: (pair_bytes(pair, d_in, d_out), -lowest[pair]), default=("f32", "f32"))
+
+
+def fallbacks(wanted: Pair) -> list[Pair]:
+    """`wanted`, and every pair with one or both of its types replaced by finer ones."""
+    return list(product(STEPS[wanted[0]], STEPS[wanted[1]]))
+
+
+def passes_layer(lowest: float) -> bool:
+    """Whether one layer may use a pair of types. False for NaN."""
+    return lowest >= LEAST_COSINE
+
+
+def objection(found: LogitComparison, kl_bound: float) -> str:
+    """Why these logits are too far from the exact ones; "" where they are not. NaN never passes."""
+    if found.broken:
+        return f"NaN or infinity in {found.broken} rows"
+    if not found.argmax_confident >= LEAST_CONFIDENT:
+        differ = f"{found.confident * (1 - found.argmax_confident):.0f} of {found.confident} differ"
+        return f"clear argmax {found.argmax_confident:.4f} < {LEAST_CONFIDENT} ({differ})"
+    if not found.kl <= kl_bound:
+        return f"KL {found.kl:.2e} > {kl_bound:.2e}"
+    if not abs(found.dnll) <= MOST_DNLL:
+        return f"ΔNLL {found.dnll:+.4f} beyond ±{MOST_DNLL}"
+    return ""

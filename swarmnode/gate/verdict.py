@@ -1,0 +1,165 @@
+"""What the gate found out about a model, and which wire types follow from it.
+
+Pure. Measured by `wires.py`, kept in a pack by `verdict_file.py`, asked by `allowed.py`. It holds figures, never
+judgements: those are made from the figures whenever somebody asks (`bounds.py`), so a file that was edited, or written
+under other bounds, allows nothing that its figures do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Annotated
+
+import msgspec
+
+from swarmnode.dispatch.codec import WireName
+from swarmnode.fidelity import LogitComparison
+from swarmnode.gate.bounds import LEAST_COSINE, MIN_POSITIONS, STEPS, fallbacks, most_kl, objection, passes_layer
+from swarmnode.gate.coding import WIRES, Pair, pair_bytes, pair_name
+
+FORMAT = 1
+MAX_SITES = 4096
+# What is run as a whole. F32 in place of F16 loses nothing, so pairs with F32 are covered by those with F16.
+VERIFIED: tuple[Pair, ...] = tuple(product(WIRES[1:], WIRES[1:]))
+SAFE: Pair = ("f32", "f32")
+
+Hash = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
+Text = Annotated[str, msgspec.Meta(max_length=300)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
+Cosine = Annotated[float, msgspec.Meta(ge=-1.001, le=1.001)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a verdict is about: for any other model, recipes, engine build or codec it says nothing.
+
+    `backbone` is the SHA-256 of the backbone file, "" where the manifest does not know it; `codec` a fingerprint.
+    """
+
+    model: Hash
+    backbone: Hash
+    recipes: Hash
+    engine: Text
+    codec: Hash
+
+
+class SiteFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A layer with exact inputs: its cosines, `lowest` at the lowest 0.1 % of rows, by the name of each pair."""
+
+    layer: Count
+    d_in: Count
+    d_out: Count
+    lowest: dict[Text, Cosine]
+    mean: dict[Text, Cosine]
+
+    def lowest_of(self, pair: Pair) -> float:
+        """NaN where it was not measured."""
+        return self.lowest.get(pair_name(pair).lower(), float("nan"))
+
+
+class PairFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole model with the types `wires` at its sites, which is what `out`/`back` came to.
+
+    See LogitComparison; `broken` also counts rows that a receiver would have refused at any site.
+    """
+
+    out: WireName
+    back: WireName
+    wires: tuple[tuple[WireName, WireName], ...]
+    positions: Count
+    confident: Count
+    argmax: Share
+    argmax_confident: Share
+    kl: Annotated[float, msgspec.Meta(ge=-1, le=1e6)]
+    dnll: Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
+    broken: Count
+
+    @property
+    def comparison(self) -> LogitComparison:
+        """The figures."""
+        return LogitComparison(
+            self.positions, self.confident, self.argmax, self.argmax_confident, self.kl, self.dnll, self.broken
+        )
+
+
+class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """See the module. `sites` are in the model's order; `own_kl`: what the model's own quantisation costs, if known;
+    `identical`: whether exact experts gave the bits of a plain local run, None if that was not tried."""
+
+    format: int
+    bound: Bound
+    name: Text
+    text: Text
+    positions: Count
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+    own_kl: Annotated[float, msgspec.Meta(gt=0, le=10)] | None
+    identical: bool | None
+    sites: Annotated[tuple[SiteFigures, ...], msgspec.Meta(min_length=1, max_length=MAX_SITES)]
+    pairs: Annotated[tuple[PairFigures, ...], msgspec.Meta(max_length=len(VERIFIED))]
+
+    def objection(self, pair: Pair) -> str:
+        """Why the whole model does not pass with this pair of types, "" where it does."""
+        if pair == SAFE:
+            return ""
+        found = self._figures(pair)
+        if found is None:
+            return "not measured"
+        if min(self.positions, found.positions) < MIN_POSITIONS:
+            return f"measured on {found.positions} positions only, {MIN_POSITIONS} are needed"
+        if len(found.wires) != len(self.sites):
+            return "not measured at every layer"
+        for site, wires in zip(self.sites, found.wires, strict=True):
+            if wires != SAFE and not passes_layer(site.lowest_of(wires)):
+                return f"layer {site.layer}: cosine {site.lowest_of(wires):.5f} with {pair_name(wires)}"
+            if any(one not in STEPS[most] for one, most in zip(wires, (found.out, found.back), strict=True)):
+                return f"layer {site.layer}: {pair_name(wires)} was measured in its place"
+        return objection(found.comparison, most_kl(self.own_kl))
+
+    def passed(self, wire: WireName) -> str:
+        """Why the model does not pass with this type both ways, "" where it does at one layer at least."""
+        both: Pair = (wire, wire)
+        found = self._figures(both)
+        if found is not None and both != SAFE and both not in found.wires:
+            best = max(site.lowest_of(both) for site in self.sites)
+            return f"no layer's cosine is {LEAST_COSINE} both ways (best {best:.5f})"
+        return self.objection(both)
+
+    def site_wires(self, out: WireName, back: WireName) -> Mapping[int, Pair]:
+        """The types per site where somebody wants `out`/`back`: never coarser; finer where that does not pass.
+
+        Falls back as a whole where the model's logits are too far off, layer by layer where its cosine is.
+        """
+        return self._wires(self.used((out, back)), (out, back))
+
+    def used(self, wanted: Pair) -> Pair:
+        """The pair that serves `wanted` as a whole: itself, or the cheapest that passes with a type made finer."""
+        if not self.objection(wanted):
+            return wanted
+        passing = [pair for pair in fallbacks(wanted) if not self.objection(pair)]
+        return min(passing, key=lambda pair: self.row_bytes(self._wires(pair, pair)))
+
+    def best(self) -> Mapping[int, Pair]:
+        """The cheapest types per site with which the whole model passes; of equal ones those with the least KL."""
+        passing = [found for found in self.pairs if not self.objection((found.out, found.back))]
+        if not passing:
+            return dict.fromkeys(range(len(self.sites)), SAFE)
+        best = min(passing, key=lambda found: (self.row_bytes(dict(enumerate(found.wires))), found.kl))
+        return dict(enumerate(best.wires))
+
+    def row_bytes(self, wires: Mapping[int, Pair]) -> int:
+        """Bytes of one token's rows out and back over all sites, with one worker."""
+        return sum(pair_bytes(wires[i], site.d_in, site.d_out) for i, site in enumerate(self.sites))
+
+    def _wires(self, pair: Pair, wanted: Pair) -> dict[int, Pair]:
+        found = self._figures(pair)
+        if pair == SAFE or found is None:
+            return dict.fromkeys(range(len(self.sites)), SAFE)
+        chosen: dict[int, Pair] = {}
+        for index, (out, back) in enumerate(found.wires):  # F16 was measured in place of F32
+            chosen[index] = ("f32" if wanted[0] == "f32" else out, "f32" if wanted[1] == "f32" else back)
+        return chosen
+
+    def _figures(self, pair: Pair) -> PairFigures | None:
+        measured = tuple("f16" if wire == "f32" else wire for wire in pair)
+        return next((found for found in self.pairs if (found.out, found.back) == measured), None)

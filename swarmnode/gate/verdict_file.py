@@ -1,0 +1,66 @@
+"""A pack's verdict on disk: PACK/verdict.json. Written by the gate, read by whoever is to use a cheaper wire."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import msgspec
+
+from swarmnode.compute.ggml import engine_build
+from swarmnode.compute.recipe import recipes_hash
+from swarmnode.gate.coding import WIRES, Codec, pair_name
+from swarmnode.gate.verdict import FORMAT, Bound, Verdict
+from swarmnode.model.atomic_file import write_atomically
+from swarmnode.onboard import ModelPack
+
+MAX_BYTES = 16 << 20  # 4,096 layers with all their figures take 6 MiB, and 100 layers 150 kB
+
+
+def bound_of(pack: ModelPack, codec: Codec | None = None) -> Bound:
+    """What a verdict on this pack is bound to, here and now."""
+    manifest = pack.manifest
+    return Bound(
+        model=manifest.model_hash,
+        backbone=manifest.backbone_sha256,
+        recipes=recipes_hash(manifest.sites),
+        engine=engine_build(),
+        codec=(codec or Codec()).fingerprint(),
+    )
+
+
+def save_verdict(pack: ModelPack, verdict: Verdict) -> None:
+    """Put a verdict into a pack. Raises ModelError where it cannot be written."""
+    write_atomically(pack.verdict_file, msgspec.json.format(msgspec.json.encode(verdict), indent=1))
+
+
+def load_verdict(pack: ModelPack) -> Verdict | str:
+    """The pack's verdict, or why there is none that counts: a few words. Raises nothing."""
+    try:
+        with pack.verdict_file.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return "not gated yet"
+    except OSError as error:
+        return f"its verdict cannot be read: {error.strerror}"
+    if len(data) > MAX_BYTES:
+        return "its verdict is too large to be one"
+    try:
+        verdict = msgspec.json.decode(data, type=Verdict)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return "its verdict is damaged, or of another version"
+    if verdict.format != FORMAT:
+        return f"its verdict has format {verdict.format}, not {FORMAT}"
+    for what, ours in msgspec.structs.asdict(bound_of(pack)).items():
+        if getattr(verdict.bound, what) != ours:
+            return f"its verdict is of another {_NAMES[what]}"
+    sites = pack.manifest.sites
+    figures = [(site.layer, site.d_in, site.d_out) for site in verdict.sites]
+    if figures != [(site.layer, site.d_in, site.d_out) for site in sites]:
+        return "its verdict is of other layers"
+    if any(not site.lowest.keys() == site.mean.keys() == _KEYS for site in verdict.sites):
+        return "its verdict is incomplete"
+    return verdict
+
+
+_KEYS = {pair_name(pair).lower() for pair in product(WIRES, WIRES)}
+_NAMES = {"model": "model", "backbone": "backbone file", "recipes": "graph", "engine": "engine build", "codec": "codec"}

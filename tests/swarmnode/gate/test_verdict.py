@@ -1,0 +1,233 @@
+"""Which types follow from a verdict; and that no file allows what its figures do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from swarmnode.dispatch.codec import WireName
+from swarmnode.errors import ModelError, UsageError
+from swarmnode.gate import best_wires, load_verdict, save_verdict, wires_allowed
+from swarmnode.gate.coding import Pair
+from swarmnode.gate.verdict import MAX_SITES, SAFE, Verdict
+from swarmnode.gate.verdict_file import MAX_BYTES, bound_of
+from swarmnode.onboard import ModelPack
+from tests.swarmnode.gate.samples import PAIRS, site, verdict
+
+
+class TestWires:
+    def test_everything_passes(self) -> None:
+        found = verdict(site(), site(1))
+        for out, back in PAIRS:
+            assert found.site_wires(out, back) == {0: (out, back), 1: (out, back)}
+        assert found.best() == {0: ("int8", "int8"), 1: ("int8", "int8")}
+        assert [found.passed(wire) for wire in ("f32", "f16", "int8", "fp8")] == [""] * 4
+
+    def test_one_layer_falls_back(self) -> None:
+        found = verdict(site(), site(5, int8=0.99))
+        assert found.site_wires("int8", "int8") == {0: ("int8", "int8"), 1: ("f16", "f16")}
+        assert found.site_wires("int8", "f32") == {0: ("int8", "f32"), 1: ("f16", "f32")}
+        assert found.passed("int8") == ""
+        assert found.best() == {0: ("fp8", "fp8"), 1: ("fp8", "fp8")}
+
+    def test_no_layer_has_it(self) -> None:
+        found = verdict(site(fp8=0.99), site(1, fp8=0.98))
+        assert found.passed("fp8") == "no layer's cosine is 0.9985 both ways (best 0.99000)"
+        assert found.site_wires("fp8", "fp8") == {0: ("f16", "f16"), 1: ("f16", "f16")}
+
+    def test_f16_that_fails_is_f32(self) -> None:
+        found = verdict(site(f16=0.99, int8=0.99, fp8=0.99), site(1))
+        assert found.site_wires("f16", "f16") == {0: SAFE, 1: ("f16", "f16")}
+        assert found.site_wires("fp8", "f16")[0] == SAFE
+
+    def test_logits_that_fail_take_the_whole_pair(self) -> None:
+        found = verdict(site(), bad={("int8", "int8"): {"kl": 2e-3}, ("fp8", "fp8"): {"broken": 1}})
+        assert found.used(("int8", "int8")) in (("int8", "f16"), ("f16", "int8"))
+        assert found.passed("int8") == "KL 2.00e-03 > 1.00e-03"
+        assert found.passed("fp8") == "NaN or infinity in 1 rows"
+        assert found.best() == {0: ("int8", "fp8")} or found.best() == {0: ("fp8", "int8")}
+
+    def test_no_pair_passes(self) -> None:
+        found = verdict(site(), bad={pair: {"argmax_confident": 0.9} for pair in PAIRS})
+        assert found.used(("int8", "fp8")) == SAFE
+        assert found.site_wires("int8", "fp8") == {0: SAFE}
+        assert found.best() == {0: SAFE}
+        assert "clear argmax" in found.passed("f16")
+        assert found.passed("f32") == ""
+
+    def test_pairs_with_f32_are_held_to_those_with_f16(self) -> None:
+        found = verdict(site(), bad={("f16", "int8"): {"kl": 1.0}})
+        assert found.site_wires("f32", "int8") == {0: ("f32", "f16")}
+        assert found.site_wires("int8", "f32") == {0: ("int8", "f32")}
+
+    def test_figures_decide_not_what_the_file_says_was_run(self) -> None:
+        good = verdict(site(int8=0.9))
+        forged = msgspec.structs.replace(
+            good, pairs=tuple(msgspec.structs.replace(p, wires=((p.out, p.back),)) for p in good.pairs)
+        )
+        assert "cosine 0.90000 with INT8/INT8" in forged.objection(("int8", "int8"))
+        assert forged.site_wires("int8", "int8") == {0: ("f16", "f16")}
+        few = msgspec.structs.replace(good, positions=512)
+        assert few.site_wires("f16", "f16") == {0: SAFE}
+        assert "512 positions only" not in few.objection(SAFE)
+        other = verdict(site())
+        swapped = msgspec.structs.replace(
+            other, pairs=tuple(msgspec.structs.replace(p, wires=(("int8", "int8"),)) for p in other.pairs)
+        )
+        assert "was measured in its place" in swapped.objection(("f16", "f16"))
+
+    @given(
+        st.lists(st.tuples(st.floats(0.99, 1), st.floats(0.99, 1), st.floats(0.99, 1)), min_size=1, max_size=4),
+        st.dictionaries(
+            st.sampled_from(PAIRS),
+            st.fixed_dictionaries({"kl": st.floats(0, 2e-3), "argmax_confident": st.floats(0.99, 1)}),
+        ),
+        st.sampled_from(PAIRS),
+    )
+    def test_nothing_is_coarser_than_wanted_or_than_its_cosine(
+        self, layers: list[tuple[float, float, float]], bad: dict[Pair, dict[str, float]], wanted: Pair
+    ) -> None:
+        order = ["f32", "f16", "int8", "fp8"]
+        sites = [site(i, f16=f16, int8=int8, fp8=fp8) for i, (f16, int8, fp8) in enumerate(layers)]
+        found = verdict(*sites, bad=bad)
+        for wires in (found.site_wires(*wanted), found.best()):
+            assert list(wires) == list(range(len(sites)))
+            for index, pair in wires.items():
+                measured = tuple("f16" if wire == "f32" else wire for wire in pair)
+                assert pair == SAFE or "f32" in pair or sites[index].lowest_of(measured) >= 0.9985  # type: ignore[arg-type]
+        for pair in found.site_wires(*wanted).values():
+            for one, most in zip(pair, wanted, strict=True):
+                assert one == most or order.index(one) < min(order.index(most), 2)
+
+
+@pytest.fixture
+def pack(demo_pack: ModelPack, tmp_path: Path) -> ModelPack:
+    """The shipped model's pack in a folder of its own, without its files."""
+    return ModelPack(tmp_path, demo_pack.manifest, demo_pack.source)
+
+
+def fitting(pack: ModelPack, make: Callable[..., Verdict] = verdict, **given: Any) -> Verdict:
+    sites = [site(one.layer, one.d_in, one.d_out, **given.pop(f"layer{one.layer}", {})) for one in pack.manifest.sites]
+    return make(*sites, bound=bound_of(pack), **given)
+
+
+class TestAllowed:
+    def test_without_a_verdict(self, pack: ModelPack) -> None:
+        assert wires_allowed(pack, "f16", "f32") == ({}, [])
+        for out, back, name in (("int8", "f16", "INT8"), ("f16", "fp8", "FP8"), ("int8", "fp8", "INT8")):
+            with pytest.raises(UsageError, match=f"^{name} on the wire needs a gate that this model passed: run ") as e:
+                wires_allowed(pack, out, back)  # type: ignore[arg-type]  # literals of a tuple
+            assert f"swarmnode gate {pack.source} (not gated yet)" in str(e.value)
+        wires, notes = best_wires(pack)
+        assert wires == dict.fromkeys(range(4), ("f16", "f16"))
+        assert notes == [
+            f"F16 on the wire (not gated yet): swarmnode gate {pack.source} finds out what else it can have"
+        ]
+
+    def test_all_as_wanted(self, pack: ModelPack) -> None:
+        save_verdict(pack, fitting(pack))
+        assert wires_allowed(pack, "int8", "fp8") == ({}, [])
+        assert wires_allowed(pack, "f32", "f32") == ({}, [])
+        wires, notes = best_wires(pack)
+        assert wires == dict.fromkeys(range(4), ("int8", "int8"))
+        assert notes == ["INT8/INT8 on the wire, as this model's gate allows"]
+
+    def test_layers_that_cannot(self, pack: ModelPack) -> None:
+        save_verdict(pack, fitting(pack, layer1={"int8": 0.99}, layer3={"int8": 0.98}))
+        wires, notes = wires_allowed(pack, "int8", "int8")
+        assert wires == {1: ("f16", "f16"), 3: ("f16", "f16")}
+        assert notes == ["F16/F16 on the wire at layers 1, 3: layer cosine down to 0.98000 with INT8/INT8"]
+
+    def test_a_model_that_cannot(self, pack: ModelPack) -> None:
+        bad: dict[Pair, dict[str, float]] = {
+            ("fp8", "fp8"): {"kl": 0.01},
+            ("fp8", "f16"): {"kl": 0.01},
+            ("f16", "fp8"): {"dnll": 0.01},
+        }
+        save_verdict(pack, fitting(pack, bad=bad))
+        wires, notes = wires_allowed(pack, "fp8", "fp8")
+        assert wires == dict.fromkeys(range(4), ("f16", "f16"))
+        assert notes == [
+            "FP8/FP8 does not pass this model's gate (KL 1.00e-02 > 1.00e-03)",
+            "F16/F16 on the wire at every layer",
+        ]
+
+    def test_f16_is_held_to_a_verdict_too(self, pack: ModelPack) -> None:
+        save_verdict(pack, fitting(pack, layer0={"f16": 0.99, "int8": 0.9, "fp8": 0.9}))
+        wires, notes = wires_allowed(pack, "f16", "f16")
+        assert wires == {0: SAFE}
+        assert notes == ["F32/F32 on the wire at layer 0: layer cosine down to 0.99000 with F16/F16"]
+
+
+class TestFile:
+    def test_there_and_back(self, pack: ModelPack) -> None:
+        found = fitting(pack)
+        save_verdict(pack, found)
+        assert load_verdict(pack) == found
+
+    @pytest.mark.parametrize("what", ["model", "backbone", "recipes", "engine", "codec"])
+    def test_another_one_does_not_count(self, pack: ModelPack, what: str) -> None:
+        found = fitting(pack)
+        bound = msgspec.structs.replace(found.bound, **{what: "d" * 64})
+        save_verdict(pack, msgspec.structs.replace(found, bound=bound))
+        why = load_verdict(pack)
+        assert isinstance(why, str)
+        assert why.startswith("its verdict is of another ")
+        with pytest.raises(UsageError, match="another"):
+            wires_allowed(pack, "int8", "int8")
+
+    def test_damaged_files(self, pack: ModelPack) -> None:
+        found = fitting(pack)
+        broken = [
+            b"",
+            b"{}",
+            b"[" * 100_000,
+            b"\xff" * 100,
+            msgspec.json.encode(found)[:-1],
+            msgspec.json.encode(found).replace(b'"int8"', b'"int4"'),
+            msgspec.json.encode(found).replace(b'"kl":', b'"more":1,"kl":'),
+            msgspec.json.encode(msgspec.structs.replace(found, format=2)),
+            msgspec.json.encode(msgspec.structs.replace(found, sites=found.sites[1:])),
+            msgspec.json.encode(msgspec.structs.replace(found, sites=(site(d_in=7), *found.sites[1:]))),
+            msgspec.json.encode(found).replace(b'"f32/f32"', b'"f32/f23"', 1),
+            b" " * (MAX_BYTES + 1),
+        ]
+        for data in broken:
+            pack.verdict_file.write_bytes(data)
+            why = load_verdict(pack)
+            assert isinstance(why, str)
+            assert "\n" not in why
+        pack.verdict_file.unlink()
+        pack.verdict_file.mkdir()
+        assert "cannot be read" in str(load_verdict(pack))
+        with pytest.raises(ModelError):
+            save_verdict(pack, found)
+
+    @given(st.data())
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_no_bytes_break_it_or_allow_int8_with_a_bad_cosine(self, pack: ModelPack, data: st.DataObject) -> None:
+        whole = bytearray(msgspec.json.encode(fitting(pack, layer2={"int8": 0.9, "fp8": 0.9})))
+        for _ in range(data.draw(st.integers(1, 6))):
+            at = data.draw(st.integers(0, len(whole) - 1))
+            whole[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+        pack.verdict_file.write_bytes(bytes(whole))
+        found = load_verdict(pack)
+        if not isinstance(found, str):
+            for index, pair in found.site_wires("int8", "int8").items():
+                assert pair == SAFE or found.sites[index].lowest_of(pair) >= 0.9985
+            found.best()
+
+    def test_the_largest_verdict_fits(self, pack: ModelPack) -> None:
+        sites = [site(layer) for layer in range(64)]
+        size = len(msgspec.json.encode(verdict(*sites)))
+        assert size / len(sites) * MAX_SITES < MAX_BYTES
+
+    def test_a_wire_name_is_one_of_four(self) -> None:
+        names: tuple[WireName, ...] = ("f32", "f16", "int8", "fp8")
+        assert {wire for pair in PAIRS for wire in pair} == set(names)

@@ -1,0 +1,120 @@
+"""The gate on real models: it passes the product's codec on the shipped one, and fails what is bad."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from swarmnode.dispatch.codec import F32, Buffer, WireType, decode_rows, encode_rows
+from swarmnode.errors import BadFrame, ModelError, UsageError
+from swarmnode.gate import load_verdict, save_verdict, wires_allowed
+from swarmnode.gate.coding import Codec
+from swarmnode.gate.report import report
+from swarmnode.gate.verdict import Verdict
+from swarmnode.gate.wires import GateOptions, measure
+from swarmnode.model.random_model import RandomModel, write_random_model
+from swarmnode.onboard import ModelPack, onboard
+from tests.swarmnode.gate.bad_codecs import ONE_SCALE
+
+OWN_KL = 4.8e-3  # the shipped model's Q4_K_M against its F16, see MODEL_CARD.md
+
+
+@pytest.fixture(scope="module")
+def shipped(demo_pack: ModelPack) -> Verdict:
+    return measure(demo_pack, GateOptions(positions=1024, own_kl=OWN_KL))
+
+
+@pytest.fixture(scope="module")
+def random_pack(tmp_path_factory: pytest.TempPathFactory) -> ModelPack:
+    folder = tmp_path_factory.mktemp("random")
+    write_random_model(RandomModel(), folder / "r.gguf")
+    return onboard(folder / "r.gguf", folder / "pack")
+
+
+@pytest.mark.slow
+class TestShippedModel:
+    def test_every_type_passes_with_the_known_figures(self, shipped: Verdict) -> None:
+        assert shipped.identical is True
+        assert shipped.positions == 1024
+        assert [shipped.passed(wire) for wire in ("f16", "int8", "fp8")] == [""] * 3
+        assert set(shipped.best().values()) == {("int8", "int8")}
+        for wires, least in (("f32/f32", 0.9999999), ("f16/f16", 0.9999), ("int8/int8", 0.9995), ("fp8/fp8", 0.9985)):
+            assert min(site.lowest[wires] for site in shipped.sites) >= least
+        for found in shipped.pairs:
+            assert found.confident > 800
+            assert found.argmax_confident >= 0.998
+            assert 0 < found.kl <= 0.15 * OWN_KL
+
+    def test_its_report(self, shipped: Verdict, demo_pack: ModelPack) -> None:
+        found = report(demo_pack.manifest, shipped)
+        assert list(found["layer_cosine"]) == ["partial_f32", "f16", "int8", "fp8"]
+        for name in ("argmax", "argmax_confident", "kl", "dnll", "wires"):
+            assert list(found[name]) == ["f16", "int8", "fp8"]
+        assert (found["passed"], found["error"], found["identical"]) == (True, "", True)
+        assert (found["sites"], found["experts"], found["k"], found["shared_expert"]) == (4, 16, 4, True)
+        assert found["variant"] == "Q4_K+Q6_K"
+        assert found["bytes_f32"] == 4 * 2 * 256 * 4
+        assert found["bytes_best"] == 4 * 2 * (256 + 2 * 2)
+        assert [row["best"] for row in found["rows"]] == ["int8/int8"] * 4
+        assert len(found["pairs"]) == 9
+
+    def test_a_bad_codec_fails(self, demo_pack: ModelPack, shipped: Verdict, tmp_path: Path) -> None:
+        """INT8 with one scale for a whole tensor: its argmax and KL look as good as those of the real one."""
+        bad = measure(demo_pack, GateOptions(positions=1024, own_kl=OWN_KL, codec=ONE_SCALE))
+        assert bad.passed("int8").startswith("no layer's cosine is 0.9985 both ways (best 0.9")
+        assert all(back != "int8" for _, back in bad.site_wires("int8", "int8").values())
+        assert all(back != "int8" for _, back in bad.best().values())
+        assert (bad.passed("f16"), bad.passed("fp8")) == ("", "")
+        pack = ModelPack(tmp_path, demo_pack.manifest, demo_pack.source)
+        save_verdict(pack, bad)  # and it says nothing of the real one
+        assert load_verdict(pack) == "its verdict is of another codec"
+        save_verdict(pack, shipped)
+        assert wires_allowed(pack, "int8", "int8") == ({}, [])
+
+
+def test_nan_fails(random_pack: ModelPack) -> None:
+    """FP8 rows that a receiver always refuses, and one INT8 row in each batch that is NaN, in the second half only."""
+    stages: list[tuple[str, int, int]] = []
+
+    def decode(data: Buffer, wire: WireType, n: int, d: int) -> F32:
+        if wire is WireType.FP8:
+            raise BadFrame("FP8 rows with a NaN code")
+        rows = decode_rows(data, wire, n, d)
+        if wire is WireType.INT8 and stages and stages[-1][0] == "logits":
+            rows = rows.copy()
+            rows[0, 0] = np.nan
+        return rows
+
+    codec = Codec(encode_rows, decode)
+    found = measure(random_pack, GateOptions(positions=1024, codec=codec), lambda *stage: stages.append(stage))
+    assert found.passed("fp8") == "no layer's cosine is 0.9985 both ways (best -1.00000)"
+    assert found.passed("int8").startswith("NaN or infinity in ")
+    assert found.passed("f16") == ""
+    assert set(found.site_wires("fp8", "int8").values()) == {("f16", "f16")}
+    assert set(found.best().values()) == {("f16", "f16")}
+    assert [stage for stage in stages if stage[1] == 1024] == [("layers", 1024, 1024), ("logits", 1024, 1024)]
+
+
+def test_what_cannot_be_measured(random_pack: ModelPack, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="1023 positions"):
+        GateOptions(positions=1023)
+    with pytest.raises(UsageError, match="cannot be meant"):
+        GateOptions(own_kl=float("nan"))
+    short = tmp_path / "short.txt"
+    short.write_text("too short")
+    with pytest.raises(UsageError, match="has only"):
+        measure(random_pack, GateOptions(text=short))
+    without = ModelPack(random_pack.path, random_pack.manifest, None, backbone_known=True)
+    with pytest.raises(ModelError, match="the GGUF is not on this machine"):
+        measure(without, GateOptions())
+
+
+def test_what_the_listener_raises_ends_it(random_pack: ModelPack) -> None:
+    def stop(stage: str, done: int, _total: int) -> None:
+        if (stage, done) == ("layers", 128):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(random_pack, GateOptions(positions=1024), stop)
