@@ -6,7 +6,11 @@ the next guess is expected to be worth its time. Called by `node.py` (to load) a
 
 When a guess pays: with base the seconds of a plain step, each those of one more token in it and of one guess, and p the
 share of guesses as sure as this one that were right, a draft goes on while it raises (1 + Σ Π p) ÷ (base + k × each).
-All of these are measured. Where guesses did not pay for a while, the small model is left alone for a while.
+All of these are measured; what the small model needs to catch up counts as a guess, since the first guess follows from
+it. Where guesses did not pay for a while, the small model is left alone for a while.
+
+A drafter runs between the steps of its lane, so all of the lane's generations wait for it. A prompt is therefore caught
+up with chunk by chunk, one each time it is asked, and nothing is drafted until that is done.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from swarmnode.backbone.llama import Chunk, LlamaContext, LlamaModel
 from swarmnode.backbone.step_cost import StepCost
 from swarmnode.errors import ComputeError, UsageError
 
-BATCH = 512  # tokens of a prompt evaluated at once
+BATCH = 128  # tokens of a prompt evaluated at once: a fraction of a far step even where a model makes 1000 a second
 _SURENESS = (0.2, 0.4, 0.6, 0.75, 0.9, 0.97)  # bounds of the classes of a guess's own probability
 _PRIOR = (0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)  # right guesses by class until measured, ...
 _PRIOR_WEIGHT = 8.0  # ... counting for so many trials
@@ -76,9 +80,9 @@ class DraftModel:
     def release(self, sequence: int) -> None:
         """A drafter's generation has ended."""
         with self.lock:
+            self._free.append(sequence)
             if not self._closed:
                 self.context.forget(sequence)
-            self._free.append(sequence)
 
     def chance(self, sureness: int) -> float:
         """The share of guesses of a class (0 to 6, the surest) that were right."""
@@ -91,7 +95,7 @@ class DraftModel:
         self._trials[sureness] = self._trials[sureness] * _DECAY + 1.0
 
     def note_guess(self, seconds: float) -> None:
-        """Note what one guess took."""
+        """Note what an evaluation took: a guess, or a chunk of what was certain."""
         self.guess_s = seconds if not self.guess_s else self.guess_s * _TIME_DECAY + seconds * (1 - _TIME_DECAY)
 
     def close(self) -> None:
@@ -133,6 +137,7 @@ class ModelDrafter:
         """Return at most `room` tokens that may follow."""
         self._generating = True
         owner = self._owner
+        room = min(room, owner.most, owner.context.n_context - len(self._certain))
         if self._broken or room <= 0 or not owner.cost.known:
             return []
         if self._resting:
@@ -140,9 +145,9 @@ class ModelDrafter:
             return []
         try:
             with owner.lock:
-                if owner.closed or len(self._certain) + room >= owner.context.n_context:
+                if owner.closed or not self._catch_up():
                     return []
-                self._draft = self._guess(min(room, owner.most))
+                self._draft = self._guess(room)
         except ComputeError:  # the generation does not need its drafts
             self._broken = True
             return []
@@ -170,7 +175,6 @@ class ModelDrafter:
 
     def _guess(self, room: int) -> list[tuple[int, int]]:
         owner = self._owner
-        self._catch_up()
         base, each = owner.cost.seconds(1 + self._others), owner.cost.per_token + owner.guess_s
         yielded, reached = 1.0 + self._others, 1.0
         drafts: list[tuple[int, int]] = []
@@ -183,13 +187,11 @@ class ModelDrafter:
             yielded += reached
             if len(drafts) == room:
                 return drafts
-            started = time.perf_counter()
             self._evaluate([token], self._agreed + len(self._ahead))
-            owner.note_guess(time.perf_counter() - started)
             self._ahead.append(token)
 
-    def _catch_up(self) -> None:
-        """Have the context hold what is certain, and logits after it."""
+    def _catch_up(self) -> bool:
+        """Evaluate a chunk of what is certain; whether the context now holds all of it, and logits after it."""
         certain = self._certain
         last = len(certain) - 1  # evaluated anew at least, for its logits
         for token in self._ahead:
@@ -199,13 +201,15 @@ class ModelDrafter:
         self._ahead = []
         self._agreed = min(self._agreed, last)
         self._owner.context.forget(self._sequence, self._agreed)
-        while self._agreed < len(certain):
-            chunk = certain[self._agreed : self._agreed + self._owner.context.n_batch]
-            self._evaluate(chunk, self._agreed)
-            self._agreed += len(chunk)
+        chunk = certain[self._agreed : self._agreed + self._owner.context.n_batch]
+        self._evaluate(chunk, self._agreed)
+        self._agreed += len(chunk)
+        return self._agreed == len(certain)
 
     def _evaluate(self, tokens: list[int], position: int) -> None:
+        started = time.perf_counter()
         self._owner.context.decode_chunks([Chunk(tokens, position, self._sequence)])
+        self._owner.note_guess(time.perf_counter() - started)
 
     def _surest(self) -> tuple[int, int]:
         """The likeliest next token, and the class of its probability."""

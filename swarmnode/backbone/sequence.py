@@ -186,6 +186,11 @@ class Generation:
         """Is there anything left of the prompt?"""
         return self._position < len(self._prompt)
 
+    @property
+    def untouched(self) -> bool:
+        """Is nothing of it evaluated yet?"""
+        return self._position == 0
+
     def begin(self) -> None:
         """Start the clock; the drafter and the sampler see the prompt."""
         self._started = self._prefilled = time.perf_counter()

@@ -12,6 +12,7 @@ goes to (`runner.py`).
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -68,7 +69,7 @@ class Session:
     Thread safe but for `evaluate`. `round_trips` tells how many site calls of this context have waited for another node
     so far (default: as its hook counts them); `release` wakes a decode thread that waits for experts, with an error:
     for experts whose pending rows cannot be failed one by one. `drafter` makes what drafts for a generation, unless
-    that is given one of its own.
+    that is given one of its own. `prompt_chunk` says how many of at most so many tokens of a prompt suit one step.
     """
 
     def __init__(
@@ -80,11 +81,13 @@ class Session:
         round_trips: Callable[[], int] | None = None,
         release: Callable[[Exception], object] | None = None,
         drafter: MakeDrafter | None = None,
+        prompt_chunk: Callable[[int], int] | None = None,
     ) -> None:
         self.model, self.context, self.hook = model, context, hook
         self._round_trips = round_trips or ((lambda: hook.round_trips) if hook is not None else (lambda: 0))
         self._release = release
         self._drafter = drafter
+        self._prompt_chunk = prompt_chunk or (lambda most: most)
         self._lock = threading.Lock()
         self._waiting: deque[_Job] = deque()
         self._active: list[_Job] = []
@@ -218,28 +221,41 @@ class Session:
         if not self.context.take_back:
             return None, f"the recurrent layers of {self.model.architecture} cannot take back a draft"
         made = make()
-        return made, "off" if made is None else "on"
+        if made is not None:
+            return made, "on"
+        return None, "off" if request.speculate is None else "what drafts on this node is busy with other generations"
 
     # From here on the decode thread. It ends when nothing is left to do, and begins anew with the next request.
 
     def _work(self) -> None:
-        try:
-            while self._admit():
-                self._drop_cancelled()
-                for job in [job for job in self._active if not job.began]:
-                    self._try(job, self._begin, job)
-                if self._active:
-                    self._step()
-        except BaseException as error:  # a mistake in here: nobody is left waiting for it
-            with self._lock:
-                jobs = [*self._active, *self._waiting]
-                self._active.clear()
+        while True:
+            try:
+                while self._admit():
+                    self._drop_cancelled()
+                    for job in [job for job in self._active if not job.began]:
+                        self._try(job, self._begin, job)
+                    if self._active:
+                        self._step()
+                return
+            except BaseException as error:  # a mistake in here: nobody is left waiting for it
+                self._start_over(error)
+
+    def _start_over(self, error: BaseException) -> None:
+        """End with an error all that were active, or else all that wait, and be ready for whoever comes next."""
+        with self._lock:
+            jobs = self._active or list(self._waiting)
+            if not self._active:
                 self._waiting.clear()
-                self._closed, self._thread = True, None
-            for job in jobs:
-                if not job.future.done():
-                    job.future.set_exception(error)
-            raise
+            self._active = []
+            self._free = list(range(self.context.n_seq))[::-1]
+            self._in_step = ()
+        with contextlib.suppress(Exception):  # the next to begin does it too
+            self.context.clear()
+        for job in jobs:
+            with contextlib.suppress(Exception):
+                job.generation.close()
+            if not job.future.done():
+                job.future.set_exception(error)
 
     def _admit(self) -> bool:
         """Give free sequences to those that wait longest; False where nothing is left to do, and the thread ends."""
@@ -263,8 +279,12 @@ class Session:
     def _step(self) -> None:
         """One decode of what the active generations want, and what follows from it."""
         parts = self._plan()
-        if not parts:
-            return
+        error = self._evaluate(parts) if parts else None
+        if error is not None:
+            self._broken_off(parts, error)
+
+    def _evaluate(self, parts: list[tuple[_Job, Chunk]]) -> Exception | None:
+        """Decode these chunks and give each generation what is its own; returns the error that broke it off."""
         with self._lock:
             self._in_step = tuple(job for job, _ in parts)
             if self.hook is not None:
@@ -273,11 +293,10 @@ class Session:
         started, trips = time.perf_counter(), self._round_trips()
         try:
             if unwanted:  # since it was last looked at
-                return
+                return None
             rows = self._decode([chunk for _, chunk in parts])
         except Exception as error:
-            self._broken_off(parts, error)
-            return
+            return error
         finally:
             with self._lock:
                 self._in_step = ()
@@ -286,6 +305,7 @@ class Session:
         for (job, chunk), own in zip(parts, rows, strict=True):
             if not job.generation.cancelled.is_set():
                 self._try(job, self._follow, job, chunk, own, _Step(seconds, trips, len(parts), total))
+        return None
 
     def _follow(self, job: _Job, chunk: Chunk, rows: range, step: _Step) -> None:
         generation = job.generation
@@ -308,13 +328,15 @@ class Session:
         may_differ = len(steps) == 1 or not self.model.is_recurrent
         parts: list[tuple[_Job, Chunk]] = []
         for number, job in enumerate(steps):
+            if job.generation.cancelled.is_set():  # perhaps while a draft model guessed for those before it
+                continue
             share = room // (len(steps) - number + bool(prompts)) if may_differ else 1
             chunk = self._try(job, job.generation.wants, max(1, share))
             if chunk is not None:
                 parts.append((job, chunk))
                 room -= len(chunk.tokens)
         if prompts and room:
-            parts.append((prompts[0], prompts[0].generation.wants(room)))
+            parts.append((prompts[0], prompts[0].generation.wants(max(1, min(room, self._prompt_chunk(room))))))
         return parts
 
     def _decode(self, chunks: list[Chunk]) -> list[range]:
@@ -325,10 +347,25 @@ class Session:
                 self.hook.check()
 
     def _broken_off(self, parts: list[tuple[_Job, Chunk]], error: Exception) -> None:
-        """End those of a step that failed. Recurrent layers may have been moving the others' states: then all."""
-        jobs = list(self._active) if self.model.is_recurrent else [job for job, _ in parts]
-        for job in jobs:
-            self._end(job, None if isinstance(error, Cancelled) else error)
+        """Take back a step that failed, and evaluate each of its generations once more, alone: who fails again, ends.
+
+        So nobody ends by what another one brought into the step. Recurrent layers cannot take it back, and may have
+        been moving the states of generations that were not in it: with them, all end that have evaluated anything.
+        """
+        if self.model.is_recurrent:
+            in_step = {job for job, _ in parts}
+            for job in list(self._active):
+                if job in in_step or not job.generation.untouched:
+                    self._fail(job, error)
+            self.context.clear()
+            return
+        for _, chunk in parts:
+            self.context.forget(chunk.sequence, chunk.position)
+        for job, chunk in parts:
+            retries = len(parts) > 1 and not job.generation.cancelled.is_set()
+            again = self._evaluate([(job, chunk)]) if retries else error
+            if again is not None:
+                self._fail(job, again)
 
     def _drop_cancelled(self) -> None:
         for job in [job for job in self._active if job.generation.cancelled.is_set()]:
@@ -338,25 +375,30 @@ class Session:
         """What fails here is this generation's own: its callback, its sampler, its drafter."""
         try:
             return work(*args, **kwargs)
-        except Exception as error:
+        except BaseException as error:
             self._end(job, error)
             return None
 
-    def _end(self, job: _Job, error: Exception | None) -> None:
+    def _fail(self, job: _Job, error: Exception) -> None:
+        """End a generation whose step was broken off: with its result where it was to be ended, else with the error."""
+        self._end(job, None if job.generation.cancelled.is_set() else error)
+
+    def _end(self, job: _Job, error: BaseException | None) -> None:
         """Free a generation's sequence and give its result, or its error, to who waits for it."""
         with self._lock:
             self._active.remove(job)
             self._free.append(job.generation.sequence)
         result: GenerateResult | None = None
         try:
-            if self._active:
-                self.context.forget(job.generation.sequence)
-            if error is None:
-                result = job.generation.end()
-            job.generation.close()
-        except Exception as failed:
-            error = error or failed
-        if result is None or error is not None:
-            job.future.set_exception(error or Cancelled("cancelled"))
-        else:
+            with contextlib.closing(job.generation):
+                if self._active:
+                    self.context.forget(job.generation.sequence)
+                if error is None:
+                    result = job.generation.end()
+        except BaseException as failed:  # of its callback, too: nobody else would give it to who waits
+            job.future.set_exception(error or failed)
+            return
+        if result is not None:
             job.future.set_result(result)
+        else:
+            job.future.set_exception(error)

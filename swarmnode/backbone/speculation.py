@@ -24,22 +24,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import msgspec
-
 from swarmnode.backbone.draft_policy import MOST, DraftPolicy, DraftPriors, kind_of_habit, kind_of_match
 from swarmnode.backbone.ngram_lookup import NgramLookup
 from swarmnode.backbone.ngram_memory import ORDERS
 
 LONG_MATCH = 2  # tokens: what rests on more is not compared with habits
 DOZE_AFTER, DOZE_EVERY = 32, 4  # steps without a draft, after which only one step in so many is looked at
-
-
-class SpeculationStats(msgspec.Struct, frozen=True):
-    """What a generation's drafts came to: tokens drafted and accepted, steps (decodes after the prompt)."""
-
-    drafted: int = 0
-    accepted: int = 0
-    steps: int = 0
 
 
 class Drafter(Protocol):
@@ -82,13 +72,7 @@ class Speculator:
         self._guess: Sequence[int] = ()  # what is scored: the draft and what would have followed it, or a shadow
         self._kind = self._place = 0
         self._generating = False  # whether the prompt is behind: what comes before the first `draft` is the prompt's
-        self._drafted = self._accepted = self._steps = 0
         self._undrafted = 0  # steps since the last draft
-
-    @property
-    def stats(self) -> SpeculationStats:
-        """What came of it so far."""
-        return SpeculationStats(self._drafted, self._accepted, self._steps)
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Take tokens that are now certain, and score the guesses against them."""
@@ -101,7 +85,6 @@ class Speculator:
                     break
                 right += 1
             self._draft = ()
-            self._accepted += right
             self._policy.note_gained(right)
         self._lookup.extend(tokens)
         if self._memory is not None and self._generating:  # the prompt is no output of the model
@@ -128,13 +111,11 @@ class Speculator:
             return []
         self._undrafted = 0
         self._draft = guess[:guesses]
-        self._drafted += guesses
         return list(self._draft)
 
     def stepped(self, n_tokens: int, seconds: float, generations: int = 1, batch_tokens: int = 0) -> None:
         """Note a decode; those before the first `draft` are the prompt's."""
         prompt = not self._generating
-        self._steps += not prompt
         self._policy.note_step(n_tokens, seconds, prompt=prompt, generations=generations, batch_tokens=batch_tokens)
 
     def _best_guess(self) -> tuple[Sequence[int], int]:

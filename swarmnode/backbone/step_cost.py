@@ -58,11 +58,6 @@ class StepCost:
         plain, per_token = self._state[:2]
         return plain + per_token * (tokens - 1)
 
-    def break_even(self, guesses: int) -> float:
-        """Tokens per step at which verifying `guesses` guesses costs what plain steps would."""
-        plain, per_token = self._state[:2]
-        return 1.0 + guesses * per_token / plain if plain > 0 else math.inf
-
     def note_prompt(self, tokens: int, seconds: float) -> None:
         """Note a chunk of a prompt: an idea of a token's cost until drafts have been timed."""
         if tokens >= _PROMPT and is_time(seconds) and not self.draft_steps:

@@ -21,6 +21,10 @@ def generate(
     repeat_penalty: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End before this string; repeat for more.")] = None,
+    speculate: Annotated[
+        bool | None,
+        typer.Option("--speculate/--no-speculate", help="Draft tokens ahead.", show_default="as the node was started"),
+    ] = None,
     state: State = None,
     as_json: AsJson = False,
 ) -> None:
@@ -58,6 +62,7 @@ def generate(
         "max_tokens": tokens,
         "stop": stop or [],
         "sampling": msgspec.to_builtins(sampling),
+        "speculate": speculate,
     }
 
     async def run() -> None:
@@ -65,12 +70,13 @@ def generate(
             if event["event"] == "token" and not as_json:
                 print(event["text"], end="", flush=True)
             elif event["event"] == "result":
+                result = event["result"]
                 if as_json:
-                    print(json.dumps(event["result"]))
+                    print(json.dumps(result))
                 else:
-                    print(
-                        f"\n[{event['result']['tokens']} tokens, {event['result']['tokens_per_s']:.1f}/s]",
-                        file=sys.stderr,
-                    )
+                    drafts = f", {result['accepted_per_step']:.2f} per step" if result["drafted"] else ""
+                    print(f"\n[{result['tokens']} tokens, {result['tokens_per_s']:.1f}/s{drafts}]", file=sys.stderr)
+                if speculate and result["speculation"] != "on":
+                    print(f"swarmnode: nothing was drafted: {result['speculation']}", file=sys.stderr)
 
     asyncio.run(run())

@@ -55,12 +55,13 @@ def hooked_session(
     n_batch: int = 128,
     n_seq: int = 1,
     take_back: int = 0,
+    prompt_chunk: Callable[[int], int] | None = None,
 ) -> Session:
     model = LlamaModel(pack.backbone, remote_experts=True, take_back=take_back)
     plan = trace_model(model, {t.name: t.ne for t in pack.manifest.tensors})
     hook = EvalHook(plan, experts)
     context = LlamaContext(model, n_context=n_context, n_batch=n_batch, threads=1, callback=hook, n_seq=n_seq)
-    return Session(model, context, hook)
+    return Session(model, context, hook, prompt_chunk=prompt_chunk)
 
 
 def local_session(

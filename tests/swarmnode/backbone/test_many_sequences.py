@@ -166,23 +166,204 @@ def test_cancelling_one_leaves_the_other_alone(demo_pack: ModelPack, demo_engine
         reference.close()
 
 
-def test_a_failed_call_ends_those_that_were_in_the_step(demo_pack: ModelPack, demo_engine: ExpertEngine) -> None:
-    steps = 0
+def step_of(session: Session) -> list[Future[GenerateResult]]:
+    """Whose step is evaluated; on the decode thread."""
+    return [job.future for job in session._in_step]
 
-    def fail_once(site: int, _x: F32, ids: I32) -> None:
-        nonlocal steps
-        if site == 2 and len(ids) == 2:
-            steps += 1
-            if steps == 5:
+
+def test_who_fails_alone_too_ends_and_nobody_else(
+    demo_pack: ModelPack, demo_engine: ExpertEngine, alone: Session
+) -> None:
+    steps: list[int] = []
+
+    def fail(site: int, _x: F32, _ids: I32) -> None:
+        step = step_of(session)
+        if site == 2 and futures and futures[1] in step:
+            steps.append(len(step))
+            if len(steps) > 6:
                 raise CallFailed("layer 2: all failed")
 
-    session = hooked_session(demo_pack, InProcessExperts(demo_engine, fail_once), n_seq=2)
+    session = hooked_session(demo_pack, InProcessExperts(demo_engine, fail), n_seq=4)
+    asked = requests(4)
+    futures: list[Future[GenerateResult]] = []
+    events: list[list[TokenEvent]] = [[] for _ in asked]
+    rows: list[list[F32]] = [[] for _ in asked]
+
+    def submit(number: int) -> Future[GenerateResult]:
+        drafter = RandomDrafter(seed=number) if number % 2 else None
+        return session.submit(
+            asked[number],
+            events[number].append,
+            lambda _index, row: rows[number].append(row.copy()),
+            drafter=lambda: drafter,
+        )
+
     try:
-        futures = [session.submit(request) for request in requests(3)]
+        for number in range(4):
+            futures.append(submit(number))
+        with pytest.raises(CallFailed, match="layer 2"):
+            futures[1].result(20)
+        for i in (0, 2, 3):
+            result = futures[i].result(20)
+            assert (result.stopped_by, result.tokens) == ("length", asked[i].max_tokens)
+            assert_plain(alone, asked[i], [event for event in events[i] if event.token >= 0], rows[i])
+    finally:
+        session.close()
+    assert len(steps) == 8  # with the others, then alone, and no third time
+    assert (steps[-2] > 1, steps[-1]) == (True, 1)
+
+
+def test_a_call_that_fails_once_ends_nobody(demo_pack: ModelPack, demo_engine: ExpertEngine) -> None:
+    failed = threading.Event()
+
+    def fail_once(site: int, _x: F32, _ids: I32) -> None:
+        if site == 2 and len(step_of(session)) == 3 and not failed.is_set():
+            failed.set()
+            raise CallFailed("layer 2: all failed")
+
+    session = hooked_session(demo_pack, InProcessExperts(demo_engine, fail_once), n_seq=3)
+    try:
+        futures = [session.submit(request) for request in requests(4)]
+        assert [future.result(20).stopped_by for future in futures] == ["length"] * 4
+        assert failed.is_set()
+    finally:
+        session.close()
+
+
+def test_where_nothing_answers_all_end_with_the_error_and_those_that_wait_have_their_turn(
+    demo_pack: ModelPack, demo_engine: ExpertEngine
+) -> None:
+    def fail(site: int, _x: F32, _ids: I32) -> None:
+        if (len(step_of(session)) == 2 or broken.is_set()) and not set(step_of(session)) & set(futures[2:]):
+            broken.set()
+            raise CallFailed("layer 2: all failed")
+
+    broken = threading.Event()
+    session = hooked_session(demo_pack, InProcessExperts(demo_engine, fail), n_seq=2)
+    futures: list[Future[GenerateResult]] = []
+    try:
+        futures += [session.submit(request) for request in requests(3)]
         for future in futures[:2]:
             with pytest.raises(CallFailed, match="layer 2"):
                 future.result(20)
-        assert futures[2].result(20).stopped_by == "length"  # it waited, and had its turn
+        assert futures[2].result(20).stopped_by == "length"
+    finally:
+        session.close()
+
+
+def test_who_is_cancelled_while_others_are_tried_again_ends_as_cancelled(
+    demo_pack: ModelPack, demo_engine: ExpertEngine
+) -> None:
+    cancelled = threading.Event()
+
+    def fail(_site: int, _x: F32, _ids: I32) -> None:
+        if len(step_of(session)) == 2:
+            cancelled.set()
+            raise CallFailed("layer 2: all failed")
+
+    session = hooked_session(demo_pack, InProcessExperts(demo_engine, fail), n_seq=2)
+    try:
+        stays = session.submit(requests(1)[0])
+        leaves = session.submit(requests(1)[0], cancelled=cancelled)
+        assert leaves.result(20).stopped_by == "cancelled"
+        assert stays.result(20).stopped_by == "length"
+    finally:
+        session.close()
+
+
+def test_what_wakes_a_step_that_nobody_ended_is_an_error(demo_pack: ModelPack, demo_engine: ExpertEngine) -> None:
+    """Experts that are shared with other contexts may be told to give up on all that they do."""
+
+    def give_up(site: int, _x: F32, _ids: I32) -> None:
+        if site == 1:
+            raise Cancelled("the node is shutting down")
+
+    session = hooked_session(demo_pack, InProcessExperts(demo_engine, give_up), n_seq=2)
+    try:
+        for future in [session.submit(request) for request in requests(2)]:
+            with pytest.raises(Cancelled, match="shutting down"):
+                future.result(20)
+    finally:
+        session.close()
+
+
+class ClosingDrafter(RandomDrafter):
+    """Knows whether it was closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("error", [ValueError("a mistake"), SystemExit("a mistake")])
+@pytest.mark.parametrize("where", ["_plan", "_broken_off", "_drop_cancelled"])
+def test_a_mistake_ends_what_runs_and_nothing_that_comes_later(
+    demo_pack: ModelPack, demo_engine: ExpertEngine, monkeypatch: pytest.MonkeyPatch, where: str, error: BaseException
+) -> None:
+    def fail(_site: int, _x: F32, _ids: I32) -> None:
+        if where == "_broken_off" and both.is_set():
+            raise CallFailed("layer 0: all failed")
+
+    def mistaken(*arguments: object) -> object:
+        if both.is_set():
+            monkeypatch.setattr(session, where, working)
+            experts.on_call = lambda _site, _x, _ids: None
+            raise error
+        return working(*arguments)
+
+    both = threading.Event()
+    experts = InProcessExperts(demo_engine, fail)
+    session = hooked_session(demo_pack, experts, n_seq=2)
+    working: Callable[..., object] = getattr(session, where)
+    drafters = [ClosingDrafter(), ClosingDrafter()]
+    try:
+        monkeypatch.setattr(session, where, mistaken)
+        first = session.submit(requests(1)[0], drafter=lambda: drafters[0])
+        second = session.submit(requests(2)[1], lambda _event: both.set(), drafter=lambda: drafters[1])
+        waits = session.submit(requests(3)[2])
+        for future in (first, second):
+            with pytest.raises(type(error), match="a mistake"):
+                future.result(20)
+        assert [drafter.closed for drafter in drafters] == [1, 1]
+        assert waits.result(20).stopped_by == "length"
+        assert [session.submit(request).result(20).stopped_by for request in requests(4)] == ["length"] * 4
+        assert sorted(session._free) == [0, 1]
+    finally:
+        session.close()
+
+
+@pytest.mark.parametrize("error", [ValueError("no more"), SystemExit("no more")])
+def test_a_callback_that_fails_ends_its_own_generation(demo_pack: ModelPack, error: BaseException) -> None:
+    def fail(event: TokenEvent) -> None:
+        if event.index == 5:
+            raise error
+
+    session = local_session(demo_pack, n_seq=2)
+    try:
+        stays = session.submit(requests(1)[0])
+        with pytest.raises(type(error), match="no more"):
+            session.generate(requests(1)[0], fail)
+        assert stays.result(20).stopped_by == "length"
+    finally:
+        session.close()
+
+
+def test_a_callback_that_fails_at_the_very_end_frees_what_it_had(demo_pack: ModelPack) -> None:
+    def fail_at_the_end(event: TokenEvent) -> None:
+        if event.token < 0:
+            raise SystemExit("no more")
+
+    session = local_session(demo_pack)
+    drafter = ClosingDrafter()
+    request = GenerateRequest(prompt=PROMPTS[0], max_tokens=12, ignore_end=True)
+    try:
+        text = session.generate(request).text
+        held = GenerateRequest(prompt=PROMPTS[0], max_tokens=12, ignore_end=True, stop=(text[-1] + "\0",))
+        with pytest.raises(SystemExit, match="no more"):
+            session.generate(held, fail_at_the_end, drafter=lambda: drafter)
+        assert drafter.closed == 1
+        assert session.generate(request).text == text
     finally:
         session.close()
 
@@ -309,3 +490,16 @@ def test_impossible_numbers_of_sequences_are_refused_and_the_model_outlives_its_
         model.tokenize("x")
     contexts[1].decode([1, 2], 0)  # the weights are there as long as somebody computes with them
     contexts[1].close()
+
+
+def test_a_prompt_goes_in_the_chunks_that_suit_the_link(demo_pack: ModelPack, demo_engine: ExpertEngine) -> None:
+    experts = InProcessExperts(demo_engine)
+    chunks = iter((64, 8, 1000))
+    session = hooked_session(demo_pack, experts, prompt_chunk=lambda most: next(chunks, most))
+    request = GenerateRequest(prompt="import os\n" * 30, max_tokens=2, ignore_end=True)
+    try:
+        n_prompt = len(session.prompt_tokens(request))
+        session.generate(request)
+    finally:
+        session.close()
+    assert [n for site, n in experts.calls if site == 0] == [64, 8, n_prompt - 72, 1]

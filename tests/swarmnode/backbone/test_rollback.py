@@ -14,10 +14,10 @@ import pytest
 
 from swarmnode.backbone.llama import Chunk, LlamaContext, LlamaModel
 from swarmnode.backbone.sampling import Sampling
-from swarmnode.backbone.session import GenerateRequest
+from swarmnode.backbone.session import GenerateRequest, TokenEvent
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.expert_bank import ExpertBank
-from swarmnode.errors import ComputeError
+from swarmnode.errors import CallFailed, ComputeError
 from swarmnode.model.source_bank import SourceBank
 from swarmnode.onboard import ModelPack, onboard
 
@@ -106,6 +106,63 @@ def test_drafts_change_nothing(packs: Packs, arch: str, wrong: int) -> None:
         assert max(tokens for tokens, *_ in drafter.steps[1:]) == 1 + TAKE_BACK
     finally:
         session.close()
+
+
+@pytest.mark.parametrize("arch", ["qwen35moe", "qwen3next"])
+@pytest.mark.parametrize("error", [None, CallFailed("layer 1: all failed")])
+def test_what_ends_a_step_ends_nobody_who_has_evaluated_nothing(
+    packs: Packs, arch: str, error: CallFailed | None
+) -> None:
+    """A state may have been moved by the step, or be half written; there is none where nothing was evaluated."""
+    pack = packs(arch)
+    request = GenerateRequest(prompt="x" * 20, max_tokens=10, sampling=SAMPLING, ignore_end=True, digests=True)
+    long = GenerateRequest(prompt="The quick brown fox", max_tokens=10, ignore_end=True)
+    cancelled, asked = threading.Event(), threading.Event()
+
+    def end_the_second_chunk(_site: int, _x: object, _ids: object) -> None:
+        assert asked.wait(20)
+        if len(session._active) == 2 and session._in_step[0].future is leaves:
+            if error is not None:
+                raise error
+            cancelled.set()
+            session.interrupt()
+
+    with engine_of(pack) as engine:
+        experts = InProcessExperts(engine, end_the_second_chunk)
+        session = hooked_session(pack, experts, n_seq=2, n_batch=8)
+        reference = hooked_session(pack, InProcessExperts(engine), n_seq=2, n_batch=8)
+        events: list[TokenEvent] = []
+        with contextlib.closing(session), contextlib.closing(reference):
+            leaves = session.submit(long, cancelled=cancelled)
+            stays = session.submit(request, events.append)
+            asked.set()
+            if error is None:
+                assert leaves.result(20).stopped_by == "cancelled"
+            else:
+                with pytest.raises(CallFailed):
+                    leaves.result(20)
+            assert (stays.result(20).stopped_by, stays.result(20).tokens) == ("length", 10)
+            expected, _, _ = run_rows(reference, request)
+            assert events == expected
+
+
+def test_who_has_evaluated_something_ends_with_the_error_of_the_step(packs: Packs) -> None:
+    together = threading.Event()
+
+    def fail(_site: int, _x: object, _ids: object) -> None:
+        if len(session._in_step) == 2:
+            together.set()
+            raise CallFailed("layer 1: all failed")
+
+    with engine_of(packs("qwen35moe")) as engine:
+        session = hooked_session(packs("qwen35moe"), InProcessExperts(engine, fail), n_seq=2)
+        with contextlib.closing(session):
+            request = GenerateRequest(prompt="The quick", max_tokens=60, ignore_end=True)
+            for future in [session.submit(request) for _ in range(2)]:
+                with pytest.raises(CallFailed, match="layer 1"):
+                    future.result(20)
+            assert together.is_set()
+            assert session.generate(request).stopped_by == "length"
 
 
 def test_in_one_sequence_while_others_go_on(packs: Packs) -> None:
