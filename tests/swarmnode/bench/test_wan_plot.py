@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmnode.bench import wan_plot
+from swarmnode.bench.wan import parse_levers
+from swarmnode.errors import UsageError
+
+
+def rows() -> list[dict[str, Any]]:
+    axes = {"path": "direct", "mbit": None, "text": "edit", "streams": 1, "temperature": 0.0}
+    return [
+        {**axes, "rtt_ms": rtt, "levers": list(levers), "tokens_per_s": 2.0 + i, "bound_tokens_per_s": bound}
+        for rtt, bound in ((0.0, None), (80.0, 12.5))
+        for i, levers in enumerate(parse_levers("waterfall"))
+    ]
+
+
+def test_a_waterfall_is_a_chain_from_none_at_the_round_trip_nearest_to_80_ms() -> None:
+    steps = wan_plot.waterfall_steps(rows())
+    assert [len(step["levers"]) for step in steps] == list(range(9))
+    assert {step["rtt_ms"] for step in steps} == {80.0}
+    no_chain = [row for row in rows() if len(row["levers"]) in (0, 4, 8)]
+    assert wan_plot.waterfall_steps(no_chain) == wan_plot.waterfall_steps([]) == []
+
+
+def test_figures_are_png_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "kept.json"
+    kept.write_text(json.dumps({"rows": [*rows(), {"rtt_ms": 5.0, "skipped": "no such flag"}]}), "utf-8")
+    assert wan_plot.main([str(kept), str(tmp_path / "figures")]) == 0
+    made = [Path(line) for line in capsys.readouterr().out.split("\n") if line]
+    assert sorted(path.name.split("-")[0] for path in made) == ["curves", "waterfall"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in made)
+
+
+def test_without_matplotlib_it_is_said_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UsageError, match="pip install"):
+        wan_plot.check()
