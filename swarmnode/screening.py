@@ -1,7 +1,8 @@
 """Prepares a backbone's screen for wrong rows beside its work, on a fraction of a core. A shell around `RowScreen`.
 
 Each expert takes milliseconds to a fraction of a second; until one is prepared, its rows are checked by chance alone.
-Made by `node.py` on a backbone that has the model's own file.
+Made by `node.py` on a backbone that has the model's own file, in exact mode: the sums that partial mode brings
+back cannot be screened.
 """
 
 from __future__ import annotations

@@ -22,15 +22,25 @@ Job = TypeVar("Job")
 class AdmissionLimits:
     """Bounds on what a worker has accepted and not yet answered. Bytes count x and answer together.
 
-    What one client can hold is `calls_per_peer` calls of at most `max_pairs` and 2 × `max_bytes`.
+    A client that is alone gets what it is told (WELCOME): `calls_of_one` calls of at most `max_pairs` and `max_bytes`
+    each way, whatever `pairs` and `bytes` are. Where others have calls here it may hold half of `bytes`, and all
+    together `pairs` and `bytes`: half as much again as one alone, so that there is room for a second one at once.
+
+    A call may be so large that each of hundreds of experts gets the rows that a batch of it is worth (32: 1,024 tokens
+    of top-8 of 256, some 600 of them where they have 7,168 values); clients cut them as the link and others want it.
     """
 
-    max_pairs: int = 4096  # of one call: a prompt chunk of 512 tokens, top-8
-    max_bytes: int = 4 << 20  # of one call, each way: 340 rows of 3,072 values, some 3 s at 10 Mbit/s
+    max_pairs: int = 16384  # of one call: a prompt chunk of 2,048 tokens, top-8
+    max_bytes: int = 16 << 20  # of one call, each way, as F32: 1,365 rows of 3,072 values
     calls_per_peer: int = 8  # enough to keep the engine busy over a round trip
     calls: int = 128
-    pairs: int = 65536
-    bytes: int = 256 << 20
+    pairs: int = 12 * 16384
+    bytes: int = 384 << 20
+
+    @property
+    def calls_of_one(self) -> int:
+        """Calls of one client that are taken at a time."""
+        return min(self.calls_per_peer, self.calls)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +60,7 @@ class Admission(Generic[Job]):
         self._limits = limits
         self._queues: OrderedDict[Hashable, deque[Ticket[Job]]] = OrderedDict()  # first in line takes its turn next
         self._held: dict[Hashable, int] = {}  # calls not yet released, per peer
+        self._bytes: dict[Hashable, int] = {}  # of these
         self.calls = 0
         self.pairs = 0
         self.nbytes = 0
@@ -57,17 +68,22 @@ class Admission(Generic[Job]):
     def offer(self, peer: Hashable, job: Job, pairs: int, nbytes: int) -> Ticket[Job] | str:
         """Admit a call, or return why not."""
         limits = self._limits
-        if self._held.get(peer, 0) >= limits.calls_per_peer:
+        calls, held = self._held.get(peer, 0), self._bytes.get(peer, 0)
+        if calls >= limits.calls_per_peer:
             return f"{limits.calls_per_peer} calls of yours are not answered yet"
         if self.calls >= limits.calls:
             return f"{limits.calls} calls are waiting here"
-        if self.pairs + pairs > limits.pairs and self.calls:
-            return f"{self.pairs} rows are waiting here, {limits.pairs} are the limit"
-        if self.nbytes + nbytes > limits.bytes and self.calls:
-            return f"{self.nbytes} bytes are waiting here, {limits.bytes} are the limit"
+        if calls < self.calls:  # others have some here
+            if self.pairs + pairs > limits.pairs:
+                return f"{self.pairs} rows are waiting here, {limits.pairs} are the limit"
+            if self.nbytes + nbytes > limits.bytes:
+                return f"{self.nbytes} bytes are waiting here, {limits.bytes} are the limit"
+            if held + nbytes > limits.bytes // 2 and held:
+                return f"{held} bytes of yours are waiting here, {limits.bytes // 2} are the limit"
         ticket = Ticket(peer, job, pairs, nbytes)
         self._queues.setdefault(peer, deque()).append(ticket)
-        self._held[peer] = self._held.get(peer, 0) + 1
+        self._held[peer] = calls + 1
+        self._bytes[peer] = held + nbytes
         self.calls += 1
         self.pairs += pairs
         self.nbytes += nbytes
@@ -98,8 +114,9 @@ class Admission(Generic[Job]):
     def release(self, ticket: Ticket[Job]) -> None:
         """Note that the answer has left, or will never be sent. Once for each ticket."""
         self._held[ticket.peer] -= 1
+        self._bytes[ticket.peer] -= ticket.nbytes
         if not self._held[ticket.peer]:
-            del self._held[ticket.peer]
+            del self._held[ticket.peer], self._bytes[ticket.peer]
         self.calls -= 1
         self.pairs -= ticket.pairs
         self.nbytes -= ticket.nbytes

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
@@ -29,7 +30,7 @@ from swarmnode.dispatch.codec import F32, WireType
 from swarmnode.dispatch.hello import mask_of
 from swarmnode.dispatch.replicas import LOCAL, Candidate
 from swarmnode.dispatch.request import Request, Share
-from swarmnode.dispatch.row_screen import Screen
+from swarmnode.dispatch.row_screen import COARSEST_SCREENED, Screen
 from swarmnode.dispatch.spot_check import SpotChecks, Standouts, agrees
 
 Rows = NDArray[np.intp]
@@ -104,9 +105,11 @@ class _Check:
 
 
 class Checks:
-    """See the module. `wire` is the coarser of the types that rows travel in."""
+    """See the module. `wire` gives the coarser of the types that the rows of a site travel in."""
 
-    def __init__(self, host: CheckHost, policy: SpotChecks, wire: WireType, screen: Screen | None) -> None:
+    def __init__(
+        self, host: CheckHost, policy: SpotChecks, wire: Callable[[int], WireType], screen: Screen | None
+    ) -> None:
         self._host, self._policy, self._wire = host, policy, wire
         self._screen = screen
         self._standouts = Standouts(policy.screened_share)
@@ -154,7 +157,7 @@ class Checks:
             return
         self._end(check)
         if check.others and check.theirs is not None:  # it was to have been the third opinion
-            right = agrees(check.theirs, check.others[0][1], self._wire)
+            right = self._agree(check, check.theirs, check.others[0][1])
             if not self._disputed(check, check.others[0][0], _wrong(check, right)):
                 return
         if check.theirs is not None:
@@ -181,9 +184,9 @@ class Checks:
         """Have the rows that stand out computed once more."""
         rows = answer
         single = not share.request.partial or len(share.pairs) == len(share.tokens)
-        if not single or self._screen is None:
-            return
         site, experts, at = share.request.site.index, share.experts, 0
+        if not single or self._screen is None or self._wire(site) > COARSEST_SCREENED:
+            return
         if len(rows) > MAX_SCREENED:
             at = self._policy.pick(len(rows) - MAX_SCREENED + 1)
             experts, rows = experts[at : at + MAX_SCREENED], rows[at : at + MAX_SCREENED]
@@ -246,11 +249,15 @@ class Checks:
         masks = {row: mask_of(experts[share.index == row].tolist()) for row in rows.tolist()}
         return np.array([row for row, mask in masks.items() if not mask & ~held], np.intp)
 
+    def _agree(self, check: _Check, rows: F32, reference: F32) -> NDArray[np.bool_]:
+        """See `agrees`. An honest answer may have come as F32 where another type was agreed on; that only helps."""
+        return agrees(rows, reference, self._wire(check.share.request.site.index))
+
     def _judge(self, check: _Check) -> bool:
         """Compare what is there; return False where the answer's worker was convicted or its answer rejected."""
         assert check.theirs is not None
         by, rows = check.others[0]
-        right = agrees(check.theirs, rows, self._wire)
+        right = self._agree(check, check.theirs, rows)
         if right.all():
             self._end(check)
             return True
@@ -268,8 +275,8 @@ class Checks:
             self._end(check)
             return self._disputed(check, by, _wrong(check, right))
         third, rows_of_third = check.others[1]
-        worker_right = bool(agrees(check.theirs, rows_of_third, self._wire).all())
-        other_right = bool(agrees(rows, rows_of_third, self._wire).all())
+        worker_right = bool(self._agree(check, check.theirs, rows_of_third).all())
+        other_right = bool(self._agree(check, rows, rows_of_third).all())
         self._end(check)
         against = f"{_wrong(check, right)}, by {self._host.name(third)}"
         if worker_right == other_right:

@@ -23,17 +23,19 @@ from swarmnode.compute.engine_api import Engine
 from swarmnode.compute.recipe import Site
 from swarmnode.dispatch.codec import WireType, decode_rows, encode_rows
 from swarmnode.dispatch.frames import Answer, CallFrame, Refuse, RefuseCode
+from swarmnode.errors import BadFrame
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The frame that answers a call, and the engine's time for it."""
+    """The frame that answers a call, and the engine's time for it. `failed` says why it was `refused`."""
 
     frame: bytes
     busy_s: float
     queued_s: float
+    refused: RefuseCode | None = None
     failed: str = ""
 
 
@@ -43,11 +45,17 @@ OnAction = Callable[[object, BaseException | None], None]
 
 
 def run_call(engine: Engine, site: Site, frame: CallFrame, arrived: float) -> Result:
-    """Compute a checked call; whatever fails on the way becomes a refusal."""
+    """Compute a checked call; whatever fails on the way becomes a refusal.
+
+    The bytes of its rows are judged here, by `decode_rows`: what no encoder makes is a BAD_REQUEST.
+    """
     started = time.monotonic()
     queued = started - arrived
     try:
-        x = decode_rows(frame.rows, WireType(frame.wire_out), frame.n_rows, site.d_in)
+        try:
+            x = decode_rows(frame.rows, WireType(frame.wire_out), frame.n_rows, site.d_in)
+        except BadFrame as error:
+            return _refusal(frame, str(error), time.monotonic() - started, queued, RefuseCode.BAD_REQUEST)
         tokens, experts = frame.tokens.astype(np.int32), frame.experts.astype(np.int32)
         rows = np.arange(frame.n_pairs, dtype=np.int32) if frame.row_per_pair else tokens
         if frame.partial:
@@ -113,5 +121,7 @@ class EngineThread:
             self._loop.call_soon_threadsafe(on_done, result, raised)
 
 
-def _refusal(frame: CallFrame, why: str, busy: float, queued: float) -> Result:
-    return Result(Refuse(frame.id, RefuseCode.COMPUTE_FAILED, why).encode(), busy, queued, why)
+def _refusal(
+    frame: CallFrame, why: str, busy: float, queued: float, code: RefuseCode = RefuseCode.COMPUTE_FAILED
+) -> Result:
+    return Result(Refuse(frame.id, code, why).encode(), busy, queued, code, why)

@@ -21,10 +21,12 @@ from swarmnode.dispatch.frames import (
     LIMITS,
     MAX_BULK,
     MAX_CONTROL,
+    NARROW,
     PARTIAL,
     PROTOCOL_VERSION,
     ROW_PER_PAIR,
     SITE_HEAD,
+    U8,
     U16,
     Answer,
     CallFrame,
@@ -160,12 +162,14 @@ def _parse_welcome(read: _Reader) -> Welcome:
 
 def _parse_call(read: _Reader) -> CallFrame:
     call_id, site, flag_bits, wire_out, wire_back, n_tokens, n_rows, n_pairs, n_bytes = read.unpack(CALL_HEAD)
-    if flag_bits & ~(PARTIAL | ROW_PER_PAIR):
+    if flag_bits & ~(PARTIAL | ROW_PER_PAIR | NARROW):
         raise BadFrame(f"a CALL with unknown flags {flag_bits:#04x}")
     token = token_dtype(n_tokens)
-    experts_at = n_pairs * token.itemsize
-    weights_at = experts_at + n_pairs * 2
-    rows_at = weights_at + n_pairs * 4 * (flag_bits == PARTIAL)
+    expert: np.dtype[np.unsignedinteger] = U8 if flag_bits & NARROW else U16
+    weighted = flag_bits & (PARTIAL | ROW_PER_PAIR) == PARTIAL
+    experts_at = n_pairs * token.itemsize * (n_tokens != 1)
+    weights_at = experts_at + n_pairs * expert.itemsize
+    rows_at = weights_at + n_pairs * 4 * weighted
     data = read.take(rows_at + n_bytes)
     return CallFrame(
         call_id,
@@ -176,9 +180,9 @@ def _parse_call(read: _Reader) -> CallFrame:
         wire_back,
         n_tokens,
         n_rows,
-        np.frombuffer(data[:experts_at], token),
-        np.frombuffer(data[experts_at:weights_at], U16),
-        np.frombuffer(data[weights_at:rows_at], F32_LE) if flag_bits == PARTIAL else None,
+        np.zeros(n_pairs, U16) if n_tokens == 1 else np.frombuffer(data[:experts_at], token),
+        np.frombuffer(data[experts_at:weights_at], expert),
+        np.frombuffer(data[weights_at:rows_at], F32_LE) if weighted else None,
         data[rows_at:],
     )
 

@@ -15,8 +15,9 @@ everything inside the fields is checked.
     3 HOLDINGS  holdings                             worker → client, replaces what was held before
     4 CALL      u64 id | u16 site | u8 flags | u8 wire out | u8 wire back | u8 0
                 | u32 n_tokens | u32 n_rows | u32 n_pairs | u32 n_bytes
-                | n_pairs × token | n_pairs × u16 expert | [n_pairs × f32 weight] | n_bytes of x rows
-                token is u16, or u32 when n_tokens > 65536; weights are there when flags = PARTIAL alone
+                | [n_pairs × token] | n_pairs × expert | [n_pairs × f32 weight] | n_bytes of x rows
+                token is u16, or u32 when n_tokens > 65536; not there when n_tokens = 1: all pairs are of token 0
+                expert is u16, or u8 with NARROW; weights are there with PARTIAL and without ROW_PER_PAIR
     5 ANSWER    u64 id | u8 wire | 3 × u8 0 | u32 n_rows | u32 µs queued | u32 µs busy | u32 n_bytes
                 | n_bytes of rows
     6 REFUSE    u64 id | u8 code | text why
@@ -24,9 +25,13 @@ everything inside the fields is checked.
     8 GOODBYE   text why                             worker → client: no new calls after this
 
 Flags of CALL: 1 PARTIAL: one row per token comes back, the sum over the pairs; else one row per pair, in
-their order. 2 ROW_PER_PAIR: x has one row per pair (already weighted); else one per token. Every CALL gets
-exactly one ANSWER or REFUSE, a cancelled one too. The key has this layout in every version, so that a
-mismatch can name both values; a WELCOME of another version is read no further than its key.
+their order. 2 ROW_PER_PAIR: x has one row per pair (already weighted); else one per token. 4 NARROW: experts
+are one byte each, all below 256. Every CALL gets exactly one ANSWER or REFUSE, a cancelled one too. The key has
+this layout in every version, so that a mismatch can name both values; a WELCOME of another version is read no
+further than its key.
+
+Version 2 left out what version 1 sent with every call of one token (2 bytes per pair of token index, 1 of expert), and
+added the wire types INT8 and FP8.
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ from numpy.typing import NDArray
 
 from swarmnode.dispatch.codec import F32, Buffer
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_CONTROL = 1 << 20  # holdings of 4,000 sites with 1,024 experts fit twice
 MAX_BULK = 1 << 26  # no decoder accepts more in one frame, whatever it is asked for; calls are split far below it
 HEADER = struct.Struct("<IB")
@@ -50,9 +55,10 @@ ANSWER_HEAD = struct.Struct("<QBxxxIIII")
 ANSWER_SIZE = HEADER.size + ANSWER_HEAD.size  # of an ANSWER without its rows
 LIMITS = struct.Struct("<IIH")
 SITE_HEAD = struct.Struct("<HH")
-PARTIAL, ROW_PER_PAIR = 1, 2  # the flags of CALL
+PARTIAL, ROW_PER_PAIR, NARROW = 1, 2, 4  # the flags of CALL
 _WIDE_TOKENS = 1 << 16  # above this many tokens an index does not fit u16
 # Made once: both ends need them in every call.
+U8: np.dtype[np.unsignedinteger] = np.dtype("u1")
 U16, U32, F32_LE = np.dtype("<u2"), np.dtype("<u4"), np.dtype("<f4")
 
 
@@ -162,10 +168,11 @@ class HoldingsUpdate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallFrame:
-    """Compute pairs of (token, expert) at one site. `tokens` u16 or u32[n_pairs], `experts` u16[n_pairs].
+    """Compute pairs of (token, expert) at one site. `tokens` u16 or u32[n_pairs], `experts` u8 or u16[n_pairs].
 
-    `weights` is f32[n_pairs] where it is `partial` and not `row_per_pair`, None otherwise. A decoded frame's
-    arrays and `rows` are views of the bytes fed.
+    Experts that are given as u8 travel so. With one token `tokens` must be zeros: they do not travel. `weights` is
+    f32[n_pairs] where it is `partial` and not `row_per_pair`, None otherwise. A decoded frame's arrays and `rows` are
+    views of the bytes fed.
     """
 
     type: ClassVar[FrameType] = FrameType.CALL
@@ -178,7 +185,7 @@ class CallFrame:
     n_tokens: int
     n_rows: int
     tokens: NDArray[np.unsignedinteger]
-    experts: NDArray[np.uint16]
+    experts: NDArray[np.unsignedinteger]
     weights: F32 | None
     rows: Buffer = field(repr=False)
 
@@ -189,7 +196,8 @@ class CallFrame:
 
     def encode(self) -> bytes:
         """Return the whole frame."""
-        flags = self.partial * PARTIAL + self.row_per_pair * ROW_PER_PAIR
+        narrow = self.experts.dtype == U8
+        flags = self.partial * PARTIAL + self.row_per_pair * ROW_PER_PAIR + narrow * NARROW
         head = CALL_HEAD.pack(
             self.id,
             self.site,
@@ -201,8 +209,8 @@ class CallFrame:
             self.n_pairs,
             len(self.rows),
         )
-        tokens = np.asarray(self.tokens, token_dtype(self.n_tokens)).tobytes()
-        experts = np.asarray(self.experts, U16).tobytes()
+        tokens = b"" if self.n_tokens == 1 else np.asarray(self.tokens, token_dtype(self.n_tokens)).tobytes()
+        experts = np.asarray(self.experts, U8 if narrow else U16).tobytes()
         weights = b"" if self.weights is None else np.asarray(self.weights, F32_LE).tobytes()
         return _frame(self.type, head, tokens, experts, weights, self.rows)
 
@@ -282,7 +290,7 @@ def _frame(kind: FrameType, *parts: Buffer) -> bytes:
 
 
 def token_dtype(n_tokens: int) -> np.dtype[np.unsignedinteger]:
-    """Return the type of a token index in a CALL of n_tokens."""
+    """Return the type of a token index in a CALL of n_tokens that carries them."""
     return U16 if n_tokens <= _WIDE_TOKENS else U32
 
 

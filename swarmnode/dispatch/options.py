@@ -5,6 +5,7 @@ Defaults carry their reasons. Times are in seconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,6 +22,7 @@ class DispatchOptions:
 
     mode: "exact" brings back the raw row of every pair and adds them up in the local run's order; "partial" lets each
       worker add up its own: fewer bytes, and the same value up to float rounding.
+    wire_out, wire_back: how x and the answers travel. site_wires: other types (out, back) for single sites.
     late_*: an answer later than its deadline is asked of another replica too: late_factor × the worker's own p95, at
       least the floor (a busy machine's scheduler), at most 1.6 × the p95 + the slack; while nothing is known of the
       worker, 1.6 × the path's round trip + late_unknown_s. Never more than the ceiling, which also holds for large
@@ -36,6 +38,7 @@ class DispatchOptions:
     mode: Literal["exact", "partial"] = "exact"
     wire_out: WireName = "f32"
     wire_back: WireName = "f32"
+    site_wires: Mapping[int, tuple[WireName, WireName]] = field(default_factory=dict, hash=False)
     late_factor: float = 2.5
     late_floor_s: float = 0.1
     late_slack_s: float = 0.25
@@ -54,12 +57,24 @@ class DispatchOptions:
     def __post_init__(self) -> None:
         if self.mode not in ("exact", "partial"):
             raise UsageError(f"dispatch mode {self.mode!r} is unknown; use exact or partial")
-        for name in (self.wire_out, self.wire_back):
+        for name in self._names():
             if name.upper() not in WireType.__members__:
                 known = ", ".join(wire.name.lower() for wire in WireType)
                 raise UsageError(f"wire type {name!r} is unknown; use {known}")
         if not 0 < self.late_floor_s <= self.late_ceiling_s:
             raise UsageError(f"late_floor_s {self.late_floor_s:g} must be in 0…late_ceiling_s {self.late_ceiling_s:g}")
+
+    def wires(self, site: int) -> tuple[WireType, WireType]:
+        """Return how x goes out to a site, and how its answers come back."""
+        out, back = self.site_wires.get(site, (self.wire_out, self.wire_back))
+        return WireType.of(out), WireType.of(back)
+
+    def coarsest_wire(self, site: int) -> WireType:
+        """Return the coarser of a site's types: what a comparison of its rows has to allow for."""
+        return max(self.wires(site))
+
+    def _names(self) -> tuple[WireName, ...]:
+        return (self.wire_out, self.wire_back, *(name for pair in self.site_wires.values() for name in pair))
 
     @property
     def deadlines(self) -> Deadlines:

@@ -9,6 +9,7 @@ Attempts beyond the worker's allowance wait here, not encoded yet, so a long pro
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from swarmnode.dispatch.frames import (
     RefuseCode,
     Welcome,
 )
-from swarmnode.dispatch.health import Health, Latency
+from swarmnode.dispatch.health import DECODE_PAIRS, Health, Latency
 from swarmnode.dispatch.hello import check_key, experts_of, mask_of, unpack_holdings
 from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.dispatch.replicas import Candidate
@@ -72,6 +73,7 @@ class WorkerEvents(Protocol):
 class _Asked:
     share: Share
     sent_at: float = 0.0
+    crowded: bool = False  # it left when large calls were under way
     cancelled: bool = False
 
 
@@ -107,12 +109,14 @@ class RemoteWorker:
         self._link = link
         self.label = f"{self.name} ({link.connection.peer.short})"
         self._sites = sites
-        self._wire_out, self._wire_back = WireType.of(options.wire_out), WireType.of(options.wire_back)
+        self._wires: Mapping[int, tuple[WireType, WireType]] = {site: options.wires(site) for site in sites}
         self._events: WorkerEvents | None = None
         self._waiting: dict[int, Share] = {}  # attempts beyond the worker's allowance, in order
         self._asked: dict[int, _Asked] = {}  # sent, and neither answered nor refused yet
         self._cancelled = 0  # of those asked
         self._pairs_in_flight = 0
+        self._large = 0  # calls of more than decode size, of those asked
+        self.answered_at = -math.inf  # its last good answer
         self._calls = 0
         self._rows = 0
         self._silent = False  # let a deadline pass, and has said nothing since
@@ -228,8 +232,9 @@ class RemoteWorker:
         while self._waiting and len(self._asked) < self.limits.max_calls and self._events is not None:
             attempt = next(iter(self._waiting))
             share = self._waiting.pop(attempt)
-            frame = share.frame(attempt, self._wire_out, self._wire_back).encode()
-            self._asked[attempt] = _Asked(share, time.monotonic())
+            frame = share.frame(attempt, *self._wires[share.request.site.index]).encode()
+            self._asked[attempt] = _Asked(share, time.monotonic(), crowded=self._large > 0)
+            self._large += len(share.pairs) > DECODE_PAIRS
             self._link.send(frame)
             self._events.on_sent(attempt, share, len(frame))
 
@@ -255,6 +260,7 @@ class RemoteWorker:
             self.health.fault(f"answered call {attempt}, which is not open", time.monotonic())
             return None
         self._pairs_in_flight -= len(asked.share.pairs)
+        self._large -= len(asked.share.pairs) > DECODE_PAIRS
         self._cancelled -= asked.cancelled
         return asked
 
@@ -264,7 +270,7 @@ class RemoteWorker:
             return
         now = time.monotonic()
         try:
-            rows = asked.share.read(answer)
+            rows = asked.share.read(answer, self._wires[asked.share.request.site.index][1])
         except BadAnswer as error:
             self.health.fault(str(error), now)
             self.bad_answers += 1
@@ -274,7 +280,9 @@ class RemoteWorker:
                 self._events.on_bad_answer(self, str(error))
             return
         self.health.success()
-        self.latency.add(len(asked.share.pairs), now - asked.sent_at)
+        self.answered_at = now
+        if len(asked.share.pairs) > DECODE_PAIRS or not (asked.crowded or self._large):
+            self.latency.add(len(asked.share.pairs), now - asked.sent_at)  # else its time is also that of large calls
         self._thin_age -= 1
         if self._thin_age < 0:
             self._thin_age = THIN_AGE

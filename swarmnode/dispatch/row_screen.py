@@ -3,11 +3,13 @@
 Pure. An expert ends in a matrix product y = D·h. Where D is taller than wide, y lies in D's column space whatever h is;
 where it is square, some directions of y are hardly ever reached (the left singular vectors of D's smallest singular
 values). Energy in those directions is the trace of something that D did not make: noise of a tenth of a row's length
-stands out of honest rows by more than an order of magnitude, also after a wire's rounding. It proves nothing (whoever
+stands out of honest rows by more than an order of magnitude, also after the rounding to F16. It proves nothing (whoever
 knows D can stay within), so what stands out is only computed once more; see `spot_check.py`.
 
 Only whoever has the weights can have a screen: the backbone, with the model's own file. Rows of single experts can be
-screened, sums of several cannot.
+screened, sums of several cannot; so a node makes a screen in exact mode only, whose rows are F32. Sites whose rows
+travel as INT8 or FP8 are not screened (`checks.py`): their rounding is some 2e-4 and 1e-3 of a row's energy, thousands
+of times F16's, and what stood out would be that.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmnode.dispatch.codec import F32
+from swarmnode.dispatch.codec import F32, WireType
 
 DIRECTIONS = 8  # more say less: the smallest singular values are the emptiest directions
 MAX_SQUARE = 1024  # rows of a matrix whose singular vectors are worth working out
 WIRE_ENERGY = 1e-7  # of a row in F16: what rounding puts everywhere
+COARSEST_SCREENED = WireType.F16  # see above
 
 
 class Screen(Protocol):

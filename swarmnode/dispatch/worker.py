@@ -4,9 +4,9 @@ The shell around `admission.py`, `call_check.py`, `changes.py` and the engine's 
 Not the engine, and not where slices come from. Made by the node on its event loop; `serve` runs as one task per
 accepted connection.
 
-Each CALL gets exactly one ANSWER or REFUSE. Everything a client sends is checked before the engine sees it; a
-client that breaks the protocol, says nothing, or does not read its answers loses its connection, and nobody
-else notices.
+Each CALL gets exactly one ANSWER or REFUSE. Everything a client sends is checked before the engine sees it, the bytes
+of its rows last, where they are decoded (`engine_thread.py`). A client that breaks the protocol, says nothing, or
+does not read its answers loses its connection, and nobody else notices.
 
 What is served may change at any time (`change`), also from nothing and to nothing.
 """
@@ -207,7 +207,7 @@ class ExpertWorker:
 
     def welcome(self) -> bytes:
         """See Owner."""
-        limits = Limits(self._limits.max_pairs, self._limits.max_bytes, self._limits.calls_per_peer)
+        limits = Limits(self._limits.max_pairs, self._limits.max_bytes, self._limits.calls_of_one)
         return Welcome(self._key, limits, self._announced).encode()
 
     def admit(self, session: Session, frame: CallFrame) -> Ticket[Job] | Refuse:
@@ -292,9 +292,10 @@ class ExpertWorker:
         job, totals = ticket.job, self._totals
         totals.busy_s += result.busy_s
         totals.queued_s += result.queued_s
-        if result.failed:
-            totals.refused[RefuseCode.COMPUTE_FAILED] += 1
-            totals.last_fault = result.failed
+        if result.refused is not None:
+            totals.refused[result.refused] += 1
+            if result.refused is RefuseCode.COMPUTE_FAILED:
+                totals.last_fault = result.failed
         else:
             self._times.add(job.frame.site, ticket.pairs, result.busy_s)
             totals.calls += 1

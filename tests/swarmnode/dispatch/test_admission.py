@@ -40,9 +40,60 @@ def test_refusals_name_the_limit() -> None:
     offer(admission, "a")
 
 
+def test_one_client_does_not_get_all_the_memory() -> None:
+    admission: Admission[str] = Admission(SMALL)
+    held = offer(admission, "a", nbytes=400)
+    other = offer(admission, "b", nbytes=300)
+    assert admission.offer("a", "", 1, 101) == "400 bytes of yours are waiting here, 500 are the limit"
+    assert admission.withdraw(other)
+    offer(admission, "a", nbytes=101)
+    offer(admission, "b", nbytes=399)
+    assert admission.take() is held
+    admission.release(held)
+    offer(admission, "a", nbytes=399)
+
+
 def test_one_call_alone_is_taken_even_if_it_is_above_the_totals() -> None:
     admission: Admission[str] = Admission(SMALL)
     offer(admission, "a", pairs=99, nbytes=5000)
+
+
+sizes = st.integers(1, 1000)
+
+
+@given(
+    st.builds(
+        AdmissionLimits,
+        max_pairs=sizes,
+        max_bytes=sizes,
+        calls_per_peer=st.integers(1, 9),
+        calls=st.integers(1, 9),
+        pairs=sizes,
+        bytes=sizes,
+    )
+)
+def test_a_client_that_is_alone_gets_all_that_it_was_told(limits: AdmissionLimits) -> None:
+    admission: Admission[str] = Admission(limits)
+    tickets = [offer(admission, "a", "", limits.max_pairs, 2 * limits.max_bytes) for _ in range(limits.calls_of_one)]
+    assert isinstance(admission.offer("a", "", 1, 1), str)
+    assert admission.take() is tickets[0]  # being computed, it counts all the same
+    assert isinstance(admission.offer("a", "", 1, 1), str)
+    admission.release(tickets[0])
+    offer(admission, "a", "", limits.max_pairs, 2 * limits.max_bytes)
+
+
+def test_a_client_that_has_all_it_may_leaves_room_for_a_second_one() -> None:
+    limits = AdmissionLimits()
+    admission: Admission[str] = Admission(limits)
+    for _ in range(limits.calls_of_one):
+        offer(admission, "a", "", limits.max_pairs, 2 * limits.max_bytes)
+    for _ in range(4):
+        offer(admission, "b", "", limits.max_pairs, 2 * limits.max_bytes)
+    first = admission.take()
+    assert first is not None
+    admission.release(first)
+    assert "bytes of yours" in str(admission.offer("a", "", limits.max_pairs, 2 * limits.max_bytes))
+    offer(admission, "b", "", limits.max_pairs, 2 * limits.max_bytes)
 
 
 def test_a_call_counts_until_its_answer_has_left() -> None:

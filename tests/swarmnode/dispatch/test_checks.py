@@ -212,6 +212,44 @@ async def test_honest_workers_are_checked_and_never_accused(mode: str, wire: str
             assert sum(one.mismatches for one in stats) == 0
 
 
+MIXED = {1: ("fp8", "fp8")}  # the other sites have F16
+
+
+async def test_one_site_in_a_coarse_type_loosens_the_checks_of_no_other() -> None:
+    """A row with 9 % of noise is within what FP8 may do to it, and outside what F16 may."""
+    opts = options(wire_out="f16", wire_back="f16", site_wires=MIXED)
+    for seed in range(5):
+        async with swarm(opts, full_engine(), seed=seed) as s:
+            await s.add(ALL, engine=TamperingEngine(NullEngine(SITES, ALL), one_in=1.0, noise=0.09, seed=seed))
+            await s.call(0, *make_input(SITES[0], 4, seed))
+            assert "cosine 0.99" in holders(s)["w0"]
+
+
+async def test_workers_agree_or_not_by_the_types_of_the_site_too() -> None:
+    opts = options(wire_out="f16", wire_back="f16", site_wires=MIXED)
+    async with swarm(opts, random=random.Random(1).random) as s:
+        for number in range(3):
+            noisy = TamperingEngine(NullEngine(SITES, ALL), one_in=1.0, noise=0.09, seed=7)
+            await s.add(ALL, engine=noisy if number == 1 else None)
+        for seed in range(12):
+            await s.call(0, *make_input(SITES[0], 2, seed))
+        assert suspects(s) == ["w1"]
+
+
+@pytest.mark.parametrize("local", [True, False])
+async def test_honest_workers_are_not_accused_where_types_are_mixed(local: bool) -> None:
+    opts = options(wire_out="f16", wire_back="f16", site_wires=MIXED | {2: ("int8", "f16")})
+    async with swarm(opts, full_engine() if local else None) as s:
+        await s.add(ALL)
+        await s.add(ALL)
+        for site in SITES:
+            for seed in range(15):
+                await s.call(site.index, *make_input(site, 1 + seed % 4, seed))
+        assert set(holders(s).values()) == {""}
+        assert suspects(s) == []
+        assert all(stats.mismatches == 0 for stats in s.client.site_stats().values())
+
+
 async def test_checks_by_chance_stay_within_their_share_and_cost_no_round_trip_more() -> None:
     async with swarm(options(CheckPolicy()), full_engine()) as s:
         await s.add(ALL)
@@ -333,6 +371,33 @@ async def test_one_row_in_fifty_is_caught_within_two_hundred_tokens_of_a_small_m
         assert stats.checked_rows <= 0.02 * stats.pairs
         assert [name for name, why in holders(s).items() if why] == ["w0"]
     local.close()
+
+
+class Noting:
+    """A screen to which all rows are alike, but for chance; notes the sites it was asked about."""
+
+    def __init__(self) -> None:
+        self.sites: set[int] = set()
+        self._random = np.random.default_rng(0)
+
+    def score(self, site: int, experts: I32, rows: F32) -> F32:
+        self.sites.add(site)
+        return self._random.random(len(rows)).astype(np.float32)
+
+
+@pytest.mark.parametrize("wire", ["int8", "fp8"])
+async def test_rows_whose_noise_is_the_wires_are_not_screened(wire: str) -> None:
+    screen = Noting()
+    opts = options(CheckPolicy(share=0.0, new_share=0.0), wire_out="f16", wire_back="f16", site_wires={1: (wire, wire)})
+    async with swarm(opts, full_engine(), screen=screen) as s:
+        await s.add(ALL)
+        for site in (0, 1):
+            for seed in range(40):
+                await s.call(site, *make_input(SITES[site], 8, seed))
+        stats = s.client.site_stats()
+        assert screen.sites == {0}
+        assert stats[0].checked_rows > 0
+        assert stats[1].checked_rows == 0
 
 
 # What this node keeps for itself.

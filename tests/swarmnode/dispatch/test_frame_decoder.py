@@ -86,6 +86,9 @@ def test_a_call_cannot_claim_more_pairs_than_it_carries() -> None:
     body[22:26] = (0xFFFFFFFF).to_bytes(4, "little")
     with pytest.raises(BadFrame, match="before its fields do"):
         FrameDecoder(FrameType).feed(HEADER.pack(31, FrameType.CALL) + body)
+    body[10], body[14] = 4 | 2, 1  # the least that a pair can take: a narrow expert and nothing else
+    with pytest.raises(BadFrame, match="ends 4294967295 bytes before its fields do"):
+        FrameDecoder(FrameType).feed(HEADER.pack(31, FrameType.CALL) + body)
 
 
 def test_texts_cannot_drive_a_terminal() -> None:

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnode.dispatch.codec import WireType, rows_size
 from swarmnode.dispatch.frame_decoder import FrameDecoder
 from swarmnode.dispatch.frames import (
+    U8,
+    U16,
     Answer,
     CallFrame,
     Cancel,
@@ -28,11 +31,13 @@ from swarmnode.dispatch.frames import (
 )
 
 KEY = Key(bytes(range(32)), bytes(range(32, 64)), "m", "engine", "é")
-KEY_HEX = "0100" + bytes(range(64)).hex() + "016d" + "06656e67696e65" + "02c3a9"
+KEY_HEX = "0200" + bytes(range(64)).hex() + "016d" + "06656e67696e65" + "02c3a9"
 EXACT = CallFrame(
     7, 3, False, False, 0, 1, 2, 2, np.array([0, 1, 1], np.uint16), np.array([5, 6, 300], np.uint16), None, b"abcd"
 )
 PARTIAL = dataclasses.replace(EXACT, partial=True, weights=np.array([1, 0.5, -1], np.float32))
+NARROW = dataclasses.replace(PARTIAL, wire_out=2, wire_back=3, experts=np.array([5, 6, 255], np.uint8))
+DECODE = dataclasses.replace(NARROW, n_tokens=1, n_rows=1, tokens=np.zeros(3, np.uint16))
 
 VECTORS: list[tuple[Frame, str]] = [
     (Hello(KEY), "4f00000001" + KEY_HEX),
@@ -53,6 +58,16 @@ VECTORS: list[tuple[Frame, str]] = [
         PARTIAL,
         "3b00000004" + "0700000000000000" + "0300" + "01000100" + "02000000" + "02000000" + "03000000" + "04000000"
         "000001000100" + "050006002c01" + "0000803f0000003f000080bf" + "61626364",
+    ),
+    (
+        NARROW,
+        "3800000004" + "0700000000000000" + "0300" + "05020300" + "02000000" + "02000000" + "03000000" + "04000000"
+        "000001000100" + "0506ff" + "0000803f0000003f000080bf" + "61626364",
+    ),
+    (
+        DECODE,
+        "3200000004" + "0700000000000000" + "0300" + "05020300" + "01000000" + "01000000" + "03000000" + "04000000"
+        "0506ff" + "0000803f0000003f000080bf" + "61626364",
     ),
     (
         Answer(9, 1, 2, 3, 4, b"\1\2"),
@@ -103,6 +118,29 @@ def test_token_indices_are_wide_only_for_many_tokens() -> None:
     assert decode(many.encode()) == [fields(many)]
 
 
+def test_wide_experts_of_one_token() -> None:
+    frame = dataclasses.replace(EXACT, n_tokens=1, n_rows=1, tokens=np.zeros(3, np.uint16))
+    assert len(frame.encode()) == len(EXACT.encode()) - 2 * 3
+    assert decode(frame.encode()) == [fields(frame)]
+
+
+def test_a_token_costs_what_is_said_of_it() -> None:
+    def size(call_rows: int, answer_rows: int) -> int:
+        call = dataclasses.replace(
+            DECODE,
+            tokens=np.zeros(8, np.uint16),
+            experts=np.zeros(8, np.uint8),
+            weights=np.zeros(8, np.float32),
+            rows=bytes(call_rows),
+        )
+        return len(call.encode()) + len(Answer(1, 0, 1, 0, 0, bytes(answer_rows)).encode())
+
+    half, eighth = (rows_size(wire, 1, 3072) for wire in (WireType.F16, WireType.INT8))
+    assert size(half, half) <= 12_400
+    assert size(eighth, half) <= 9_400
+    assert size(eighth, eighth) <= 6_700
+
+
 def test_long_texts_are_cut_between_characters() -> None:
     [frame] = FrameDecoder(FrameType).feed(Goodbye("é" * 200).encode())
     assert frame == Goodbye("é" * 127)
@@ -133,8 +171,10 @@ def holdings(draw: st.DrawFn) -> tuple[SiteHoldings, ...]:
 def call_frames(draw: st.DrawFn) -> CallFrame:
     n = draw(st.integers(0, 9))
     partial, row_per_pair = draw(st.booleans()), draw(st.booleans())
-    n_tokens = draw(u32)
+    n_tokens = draw(st.one_of(st.just(1), u32))
     token = np.uint16 if n_tokens <= 65536 else np.uint32
+    highest = 0 if n_tokens == 1 else np.iinfo(token).max
+    expert = draw(st.sampled_from([U8, U16]))
     weights = draw(st.lists(st.floats(width=32, allow_nan=False), min_size=n, max_size=n))
     return CallFrame(
         draw(u64),
@@ -145,8 +185,8 @@ def call_frames(draw: st.DrawFn) -> CallFrame:
         draw(u8),
         n_tokens,
         draw(u32),
-        np.array(draw(st.lists(st.integers(0, np.iinfo(token).max), min_size=n, max_size=n)), token),
-        np.array(draw(st.lists(u16, min_size=n, max_size=n)), np.uint16),
+        np.array(draw(st.lists(st.integers(0, highest), min_size=n, max_size=n)), token),
+        np.array(draw(st.lists(st.integers(0, 256**expert.itemsize - 1), min_size=n, max_size=n)), expert),
         np.array(weights, np.float32) if partial and not row_per_pair else None,
         draw(st.binary(max_size=40)),
     )

@@ -19,7 +19,7 @@ SITE_OF = {site.index: site for site in SITES}
 @pytest.mark.parametrize(
     ("change", "both"),
     [
-        ({"version": 2}, ("dispatch protocol version", "here 1", "there 2")),
+        ({"version": 3}, ("dispatch protocol version", "here 2", "there 3")),
         ({"model_hash": b"\x33" * 32, "model": "big"}, ("model", "11" * 32 + " (tiny)", "33" * 32 + " (big)")),
         ({"recipes_hash": b"\x44" * 32}, ("recipes hash", "22" * 32, "44" * 32)),
         ({"engine": "other 2"}, ("engine build", "null 1", "other 2")),

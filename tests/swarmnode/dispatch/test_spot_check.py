@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarmnode.backbone.hook import EvalHook
+from swarmnode.backbone.llama import LlamaContext, LlamaModel
+from swarmnode.backbone.session import GenerateRequest, Session
+from swarmnode.compute.engine import ExpertEngine
+from swarmnode.demo import PROMPT
 from swarmnode.dispatch.codec import F32, WireType, decode_rows, encode_rows
+from swarmnode.dispatch.request import I32, Request, make_request
 from swarmnode.dispatch.spot_check import MAX_CHECKED, CheckPolicy, SpotChecks, agrees
 from swarmnode.errors import UsageError
+from swarmnode.onboard import ModelPack, trace_model
 
 
 def rows_of(n: int, d: int, seed: int = 0) -> F32:
@@ -38,22 +47,79 @@ def test_an_honest_worker_is_not_accused_in_a_hundred_thousand_rows(wire: WireTy
         assert agrees(decode_rows(data, used, len(rows), 64), exact, wire).all()
 
 
-def test_int8_with_a_scale_per_block_is_honest() -> None:
-    exact = np.random.default_rng(5).standard_t(4, (20_000, 256)).astype(np.float32)
-    blocks = exact.reshape(-1, 128)
-    scale = (np.abs(blocks).max(axis=1, keepdims=True) / 127).astype(np.float16).astype(np.float32)
-    rows = (np.round(blocks / scale) * scale).reshape(exact.shape)
-    assert agrees(rows, exact, WireType.F32).all()
+@pytest.fixture(scope="module")
+def demo_calls(demo_pack: ModelPack) -> list[Request]:
+    """What the shipped model asks of its experts while it reads its own demo prompt."""
+    calls: list[Request] = []
+    model = LlamaModel(demo_pack.backbone, remote_experts=True)
+    try:
+        hook = EvalHook(
+            trace_model(model, {t.name: t.ne for t in demo_pack.manifest.tensors}), _Noting(demo_pack, calls)
+        )
+        context = LlamaContext(model, n_context=512, n_batch=512, threads=1, callback=hook)
+        try:
+            Session(model, context, hook).generate(GenerateRequest(prompt=PROMPT * 3, max_tokens=1), lambda _: None)
+        finally:
+            context.close()
+    finally:
+        model.close()
+    return calls
 
 
+class _Noting:
+    """Experts that answer nothing and keep the question."""
+
+    def __init__(self, pack: ModelPack, calls: list[Request]) -> None:
+        self._sites, self._calls = {site.index: site for site in pack.manifest.sites}, calls
+
+    def submit(self, site: int, x: F32, ids: I32, weights: F32) -> _Nothing:
+        request = make_request(self._sites[site], x.copy(), ids.copy(), weights.copy(), partial=False)
+        self._calls += [request] if request.n_tokens else []
+        return _Nothing(np.zeros((request.n_tokens, request.site.d_out), np.float32))
+
+
+@dataclass
+class _Nothing:
+    rows: F32
+
+    def result(self) -> F32:
+        return self.rows
+
+
+def through(rows: F32, wire: WireType) -> F32:
+    used, data = encode_rows(rows, wire)
+    assert used is wire
+    return decode_rows(data, wire, *rows.shape)
+
+
+@pytest.mark.parametrize("wire", list(WireType))
+def test_real_rows_are_honest_and_their_perturbation_is_seen(
+    demo_calls: list[Request], demo_engine: ExpertEngine, wire: WireType
+) -> None:
+    looked_at = 0
+    for request in demo_calls:
+        pairs = range(len(request.experts))
+        exact = request.share(pairs).compute(demo_engine)
+        sent = dataclasses.replace(request, x=through(request.x, wire), encoded={})
+        rows = sent.share(pairs).compute(demo_engine)
+        assert agrees(through(rows, wire), exact, wire).all()
+        noise = rows_of(len(rows), request.site.d_out, looked_at)
+        noise *= 0.1 * np.linalg.norm(rows, axis=1, keepdims=True) / np.linalg.norm(noise, axis=1, keepdims=True)
+        assert not agrees(through(rows + noise, wire), exact, wire).any()
+        assert agrees(through(rows * np.float32(1.1), wire), exact, wire).mean() < 0.1
+        looked_at += len(rows)
+    assert looked_at > 4000
+
+
+@pytest.mark.parametrize("wire", [WireType.F32, WireType.INT8])
 @pytest.mark.parametrize("relative", [0.1, 0.3, 1.0])
-def test_a_perturbed_row_is_seen(relative: float) -> None:
+def test_a_perturbed_row_is_seen(relative: float, wire: WireType) -> None:
     exact = rows_of(5000, 64)
     noise = rows_of(5000, 64, 9)
     noise *= relative * np.linalg.norm(exact, axis=1, keepdims=True) / np.linalg.norm(noise, axis=1, keepdims=True)
-    assert agrees(exact + noise, exact, WireType.F32).mean() < 0.02
-    assert not agrees(exact * np.float32(1 + relative), exact, WireType.F32).any()
-    assert not agrees(-exact, exact, WireType.F32).any()
+    assert agrees(exact + noise, exact, wire).mean() < 0.02
+    assert not agrees(exact * np.float32(1 + relative), exact, wire).any()
+    assert not agrees(-exact, exact, wire).any()
 
 
 def test_rows_of_nothing() -> None:

@@ -34,7 +34,7 @@ from swarmnode.dispatch.hello import ModelKey
 from swarmnode.dispatch.options import DispatchOptions, WorkerOptions
 from swarmnode.dispatch.request import I32, make_request
 from swarmnode.errors import BadFrame, CallFailed, CallRefused, HelloMismatch
-from tests.swarmnode.dispatch.samples import D_OUT, MODEL, SITES, everything, full_engine, make_input
+from tests.swarmnode.dispatch.samples import D_IN, D_OUT, MODEL, SITES, everything, full_engine, make_input
 from tests.swarmnode.dispatch.swarm import (
     BrokenEngine,
     GatedEngine,
@@ -125,7 +125,7 @@ async def test_another_protocol_version_is_named_by_both_ends() -> None:
         assert isinstance(welcome, Welcome)
         assert welcome.key.version == PROTOCOL_VERSION
         await client.connection.close()
-        await eventually(lambda: "version differs: here 1, there 2" in member.real.stats().last_fault)
+        await eventually(lambda: "version differs: here 2, there 3" in member.real.stats().last_fault)
         await s.check()
 
 
@@ -199,7 +199,11 @@ async def test_the_first_frame_must_be_hello() -> None:
     [
         ({"site": 77}, RefuseCode.BAD_REQUEST, "the model has no site 77"),
         ({"experts": np.array([1, 2, 3, 400], np.uint16)}, RefuseCode.BAD_REQUEST, "expert 400 of 16"),
-        ({"tokens": np.array([0, 0, 0, 9], np.uint16)}, RefuseCode.BAD_REQUEST, "token 9 of 1"),
+        (
+            {"n_tokens": 2, "n_rows": 2, "tokens": np.array([0, 0, 1, 9], np.uint16), "rows": bytes(2 * 4 * D_IN)},
+            RefuseCode.BAD_REQUEST,
+            "token 9 of 2",
+        ),
         ({"rows": b"short"}, RefuseCode.BAD_REQUEST, "5 bytes of x"),
         ({"experts": np.array([1, 2, 3, 15], np.uint16)}, RefuseCode.NOT_HELD, "expert 15 not held here"),
     ],
@@ -245,6 +249,28 @@ async def test_a_client_above_its_allowance_is_refused_at_once() -> None:
             assert "3 calls of yours" in refuse.why
         gated.open()
         assert {(await client.next()).id for _ in range(3)} == {1, 2, 3}  # type: ignore[union-attr]  # all are answers
+
+
+@pytest.mark.parametrize("calls", [2, 128])
+async def test_what_welcome_says_is_taken_from_a_client_that_is_alone(calls: int) -> None:
+    small = AdmissionLimits(
+        max_pairs=16, max_bytes=16 * 4 * D_IN, calls_per_peer=6, calls=calls, pairs=20, bytes=16 * 8 * D_IN
+    )
+    async with swarm() as s:
+        gated = GatedEngine(ALL)
+        member = await s.add(ALL, engine=gated, limits=small)
+        told = member.remote.limits if member.remote is not None else None
+        assert told is not None
+        client = await RawClient.connect(s, member)
+        for call_id in range(told.max_calls):
+            client.send(make_call(call_id, n=told.max_pairs // 4).encode())
+        await eventually(
+            lambda: member.real.stats().in_flight + sum(member.real.stats().refused.values()) == told.max_calls
+        )
+        gated.open()
+        replies = [await client.next() for _ in range(told.max_calls)]
+        assert all(isinstance(reply, Answer) for reply in replies)
+        assert member.real.stats().refused == {}
 
 
 async def test_a_client_that_piles_up_calls_does_not_hold_another_up() -> None:
