@@ -20,6 +20,14 @@ end. A slot is settled when it is answered or all slots of its rescue are settle
 rescue is missing or dead. All slots settled finishes the call; a dead one fails it. The answers that make the
 result are then exactly one set of slots that covers each pair once: a loser's answer is never added in.
 
+A large call is cut (`cutting.py`), and one worker then has several of its slots at once, which it computes in turn.
+What stands behind another slot there is not late before it could begin: its deadline runs from when the slots before
+it were answered, or given up. Where the first is late, all behind it go to others with it: they wait for the same
+silence. What has not left this node waits for what was sent before, of any call: it is not late, and the call is not
+given up, while that worker answers.
+Slots begin range by range, all workers' first pieces before any second one, and count in that order, so that the sum of
+a token has the same order whatever comes first; `cells` tells which attempts make up a range of tokens.
+
 Where nobody holds some of the experts the call fails, or, if the policy is `patient`, stands VACANT for those pairs
 until somebody does: a member that restarts brings its experts back, and what is lost is given to others.
 
@@ -37,13 +45,13 @@ from enum import Enum, auto
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from swarmnode.compute.chunks import plan_chunks
+from swarmnode.dispatch.cutting import Pairs, Shared, by_experts, cut_pairs
+from swarmnode.dispatch.health import DECODE_PAIRS
 from swarmnode.dispatch.hello import experts_of, mask_of
 from swarmnode.dispatch.replicas import LOCAL, Candidate, Plan, plan
 from swarmnode.errors import CallFailed, DispatchError, NobodyHolds
-
-Pairs = Sequence[int]  # ascending
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +61,13 @@ class CallPolicy:
     # Without any answer: longer than a path change or a relay reconnect takes. Not while this node's own engine
     # computes for the call: it says itself when it fails, and nobody else is to blame for a slow disk.
     give_up_s: float = 30.0
-    queue_s: float = 1.0  # in this node's own queue for a worker, before another one is asked
+    # In this node's own queue for a worker that answers nothing meanwhile, before another one is asked.
+    queue_s: float = 1.0
     overloaded_retry_s: float = 0.02  # doubled each time; a queue of a few calls drains in this
     overloaded_retry_max_s: float = 1.0
     spread_pairs: int = 512  # from here on compute outweighs the bytes that fewer workers save
     local_first: bool = False
+    pieces: bool = True  # large calls are cut so that sending, computing and returning overlap
     patient: bool = False  # experts that nobody holds are waited for: in a swarm somebody will, soon
     look_s: float = 0.1  # between two looks whether somebody holds what nobody else held, or what one who is late holds
 
@@ -121,8 +131,20 @@ class Swarm(Protocol):
     def local(self) -> Candidate | None:
         """Return this node's own engine, if it has one for this site."""
 
-    def late_after(self, worker: int, n_pairs: int) -> float:
-        """Return how many seconds an answer may take before it counts as late."""
+    def late_after(self, worker: int, n_pairs: int, attempt: int) -> float:
+        """Return how many seconds the answer to an attempt may take from now before it counts as late."""
+
+    def heard(self, worker: int) -> float:
+        """Return when a worker last gave a good answer, to whatever call; -inf before it did."""
+
+    def answering_until(self, worker: int) -> float:
+        """Return until when a worker is not late with what it has been sent, so that the rest waits rightly."""
+
+    def cut(self, loads: Sequence[Shared], units: int, most: int) -> Sequence[int]:
+        """Return the units of each piece of a large call, in order: none more than `most`, in all `units`.
+
+        Units are tokens where a worker adds up its rows (see `Call.per_token`), else pairs. `loads` is who gets what.
+        """
 
 
 class _State(Enum):
@@ -150,6 +172,14 @@ class _Slot:
     cancelled: bool = False
     was_sent: bool = False
     was_late: bool = False
+    cell: int = -1  # the range of tokens that it is a part of
+    ahead: _Slot | None = field(default=None, repr=False)  # of the same worker, runs too, to be computed first
+    behind: _Slot | None = field(default=None, repr=False)
+
+    @property
+    def waits_in_line(self) -> bool:
+        """Whether a slot of the same worker comes first, so that this one cannot have begun."""
+        return self.ahead is not None and not self.ahead.was_late
 
     @property
     def computes_here(self) -> bool:
@@ -175,6 +205,13 @@ class _Slot:
         for slot in self.rescue or ():
             yield from slot.walk()
 
+    def line(self) -> Iterator[_Slot]:
+        """This slot, and those behind it: all of them run."""
+        slot: _Slot | None = self
+        while slot is not None:
+            yield slot
+            slot = slot.behind
+
     def winners(self) -> Iterator[int]:
         if self.state is _State.ANSWERED:
             yield self.attempt
@@ -187,7 +224,9 @@ class _Slot:
 class Call:
     """See the module. `experts[i]` is the expert of pair i; `next_attempt` gives numbers that are never reused.
 
-    `kept` is the bitmap of the experts that this node's own engine computes before anybody is asked.
+    `kept` is the bitmap of the experts that this node's own engine computes before anybody is asked. `per_token` is how
+    many pairs a token has, where each worker adds up its own and a call may be cut between tokens; else 0. `cells` are
+    the attempts that make up each range of tokens, in the order in which they are added; only where start has cut.
     """
 
     layer: int
@@ -197,16 +236,22 @@ class Call:
     next_attempt: Callable[[], int]
     policy: CallPolicy = field(default_factory=CallPolicy)
     kept: int = 0
+    per_token: int = 0
     done: bool = False
+    cells: list[tuple[int, ...]] = field(default_factory=list)
     _slots: list[_Slot] = field(default_factory=list)  # those that together cover every pair once
     _by_attempt: dict[int, _Slot] = field(default_factory=dict)
     _reasons: dict[str, None] = field(default_factory=dict)  # an ordered set
+    _last: dict[int, _Slot] = field(default_factory=dict)  # of each worker's line, where the call is large
     _progress_at: float = 0.0
+    _experts: NDArray[np.int32] | None = None
 
     def start(self, now: float) -> list[Action]:
         """Choose the workers for all pairs."""
         self._progress_at = now
         everything: Pairs = range(len(self.experts))
+        if len(everything) > DECODE_PAIRS:
+            everything = np.arange(len(self.experts))
         choice = self._plan(everything, frozenset())
         actions: list[Action] = []
         if choice.uncovered:
@@ -215,8 +260,11 @@ class Call:
                 return [Fail(NobodyHolds(self.layer, experts_of(choice.uncovered)))]
             missing = [pair for pair in everything if choice.uncovered >> self.experts[pair] & 1]
             everything = [pair for pair in everything if not choice.uncovered >> self.experts[pair] & 1]
-            self._slots = [self._vacancy(missing, now)]
-        self._slots += self._open(choice, everything, frozenset(), now, actions)
+        self._slots = self._open(choice, everything, frozenset(), now, actions)
+        if len(everything) > DECODE_PAIRS:
+            self.cells = self._cells_of(self._slots)
+        if choice.uncovered:
+            self._slots.append(self._vacancy(missing, now))
         if not self._slots:
             self.done = True
             actions.append(Finish(()))
@@ -225,9 +273,18 @@ class Call:
     def sent(self, attempt: int, now: float) -> None:
         """Note that the pairs of an attempt left for their worker: its deadline runs from here."""
         slot = self._by_attempt.get(attempt)
-        if slot is not None and slot.state is _State.RUNNING and slot.rescue is None:
-            slot.was_sent = True
-            slot.due = now + self.swarm.late_after(slot.candidate.worker, len(slot.pairs))
+        if slot is None or slot.state is not _State.RUNNING or slot.cancelled:
+            return
+        slot.was_sent = True
+        if slot.waits_in_line:
+            slot.due = math.inf
+        elif slot.rescue is None:
+            slot.due = now + self.swarm.late_after(slot.candidate.worker, len(slot.pairs), attempt)
+
+    def wants(self, attempt: int) -> bool:
+        """Whether an attempt is still to be sent."""
+        slot = self._open_slot(attempt)
+        return slot is not None and slot.state is _State.RUNNING and not slot.cancelled
 
     def answered(self, attempt: int, now: float) -> list[Action]:
         """Take a good answer; the caller keeps its rows until Finish says whether they count."""
@@ -236,6 +293,7 @@ class Call:
             return []
         self._progress_at = now
         slot.state, slot.due = _State.ANSWERED, math.inf
+        self._moved_on(slot, now)
         return self._settle([], now)
 
     def checking(self, attempt: int, now: float, until: float) -> list[Action]:
@@ -244,6 +302,7 @@ class Call:
         if slot is not None and slot.state in (_State.RUNNING, _State.CHECKING) and not slot.cancelled:
             self._progress_at = now
             slot.state, slot.due = _State.CHECKING, until
+            self._moved_on(slot, now)
         return []
 
     def distrust(self, worker: int, why: str, now: float) -> list[Action]:
@@ -270,7 +329,7 @@ class Call:
             for slot in root.walk():
                 if is_out(slot):
                     self._note(slot, why)
-                self._cancel(slot, actions)
+                self._cancel(slot, now, actions)
             choice = self._plan(root.pairs, tried)
             if not choice.uncovered:
                 slots += self._open(choice, root.pairs, tried, now, actions)
@@ -304,6 +363,8 @@ class Call:
         """Let time pass: late attempts are hedged, overloaded workers asked again, silence ends the call."""
         actions: list[Action] = []
         if now >= self._give_up_at():
+            self._progress_at = max(self._progress_at, self._heard())
+        if now >= self._give_up_at():
             for slot in list(self._by_attempt.values()):
                 if slot.state in (_State.RUNNING, _State.WAITING):
                     self._note(slot, f"no answer in {self.policy.give_up_s:g} s")
@@ -322,11 +383,16 @@ class Call:
             elif slot.state is _State.CHECKING:
                 slot.state = _State.ANSWERED
             elif slot.state is _State.RUNNING:
+                if not slot.was_sent and (until := self.swarm.answering_until(slot.candidate.worker)) > now:
+                    slot.due = until
+                    continue
                 if slot.was_sent and not slot.was_late:  # what waits in this node's queue is not the worker's fault
                     slot.was_late = True
                     actions.append(Late(slot.attempt, slot.candidate.worker))
-                if not self._rescue(slot, now, actions):
-                    slot.due = now + self.policy.look_s  # somebody who holds them may have come by then
+                for late in slot.line():
+                    late.was_late, late.due = late.was_late or late.was_sent, math.inf
+                    if not self._rescue(late, now, actions):
+                        late.due = now + self.policy.look_s  # somebody who holds them may have come by then
         return self._settle(actions, now)
 
     def next_due(self) -> float:
@@ -347,18 +413,30 @@ class Call:
             return math.inf
         return self._progress_at + self.policy.give_up_s
 
+    def _heard(self) -> float:
+        """When a worker last answered anything for which some of this call still waits here, unsent.
+
+        Not one that is late with what it has of this call: others' answers do not excuse that.
+        """
+        running = [s for s in self._by_attempt.values() if s.state is _State.RUNNING and not s.cancelled]
+        late = {slot.candidate.worker for slot in running if slot.was_late}
+        waited_for = {slot.candidate.worker for slot in running if not slot.was_sent} - late - {LOCAL}
+        return max(map(self.swarm.heard, waited_for), default=-math.inf)
+
     def _open_slot(self, attempt: int) -> _Slot | None:
         return None if self.done else self._by_attempt.get(attempt)
 
     def _plan(self, pairs: Pairs, tried: frozenset[int]) -> Plan:
-        experts = [self.experts[pair] for pair in pairs]
         counts = None
-        if len(pairs) >= self.policy.spread_pairs:
-            counts = [0] * self.n_expert
-            for expert in experts:
-                counts[expert] += 1
+        if len(pairs) > DECODE_PAIRS:
+            number = np.bincount(self._array[pairs], minlength=self.n_expert)
+            need = mask_of(np.flatnonzero(number).tolist())
+            if len(pairs) >= self.policy.spread_pairs:
+                counts = number.tolist()
+        else:
+            need = mask_of({self.experts[pair] for pair in pairs})
         return plan(
-            mask_of(set(experts)),
+            need,
             [c for c in self.swarm.candidates() if c.worker not in tried],
             local=self.swarm.local() if LOCAL not in tried else None,
             local_first=self.policy.local_first,
@@ -369,25 +447,43 @@ class Call:
     def _open(
         self, choice: Plan, pairs: Pairs, tried: frozenset[int], now: float, actions: list[Action]
     ) -> list[_Slot]:
-        """Make the slots of a plan, cut to the size each worker takes, and the actions that begin them."""
+        """Make the slots of a plan, cut to what suits each worker, and the actions that begin them."""
+        slots = []
+        if len(pairs) > DECODE_PAIRS:
+            every = np.asarray(pairs, np.intp)
+            pieces = cut_pairs(choice, every, self._array, self.n_expert, self.per_token, self.swarm.cut)
+            for candidate, part, cell in pieces:
+                slot = _Slot(self.next_attempt(), candidate, part, tried | {candidate.worker})
+                slot.cell = cell
+                slots.append(slot)
+                self._begin(slot, now, actions)
+            return slots
         shares: list[list[int]] = [[] for _ in choice.shares]
         share_of = {e: share for (_, mask), share in zip(choice.shares, shares, strict=True) for e in experts_of(mask)}
         for pair in pairs:
             share_of[self.experts[pair]].append(pair)
-        slots = []
         for (candidate, _), mine in zip(choice.shares, shares, strict=True):
-            for part in self._cut(mine, candidate.max_pairs):
+            fits = len(mine) <= candidate.max_pairs
+            for part in [mine] if fits else by_experts(mine, self._array, candidate.max_pairs):
                 slot = _Slot(self.next_attempt(), candidate, part, tried | {candidate.worker})
                 slots.append(slot)
                 self._begin(slot, now, actions)
         return slots
 
-    def _cut(self, pairs: Pairs, limit: int) -> list[Pairs]:
-        """Cut pairs to the size of a call, so that the engine there adds in the same order as for all at once."""
-        if len(pairs) <= limit:
-            return [pairs]
-        chunks = plan_chunks(np.array([self.experts[pair] for pair in pairs], np.int32), limit)
-        return [sorted(pairs[i] for i in chunk.tolist()) for chunk in chunks]
+    @staticmethod
+    def _cells_of(slots: list[_Slot]) -> list[tuple[int, ...]]:
+        cells: dict[int, tuple[int, ...]] = {}
+        for slot in slots:
+            if slot.cell >= 0:
+                cells[slot.cell] = (*cells.get(slot.cell, ()), slot.attempt)
+        return list(cells.values())
+
+    @property
+    def _array(self) -> NDArray[np.int32]:
+        """The experts as an array: for calls that are cut only."""
+        if self._experts is None:
+            self._experts = np.asarray(self.experts, np.int32)
+        return self._experts
 
     def _begin(self, slot: _Slot, now: float, actions: list[Action]) -> None:
         self._by_attempt[slot.attempt] = slot
@@ -395,7 +491,12 @@ class Call:
         if slot.candidate.worker == LOCAL:
             actions.append(RunLocal(slot.attempt, slot.pairs))
         else:
-            slot.due = now + self.policy.queue_s
+            if len(self.experts) > DECODE_PAIRS:
+                slot.ahead = self._last.get(slot.candidate.worker)
+                if slot.ahead is not None:
+                    slot.ahead.behind = slot
+                self._last[slot.candidate.worker] = slot
+            slot.due = math.inf if slot.waits_in_line else now + self.policy.queue_s
             actions.append(Send(slot.attempt, slot.candidate.worker, slot.pairs))
 
     def _renew(self, slot: _Slot, now: float, actions: list[Action]) -> None:
@@ -406,7 +507,7 @@ class Call:
             self._fail(slot, "does not hold these experts any more", now, actions)
             return
         del self._by_attempt[slot.attempt]
-        slot.attempt, slot.was_sent = self.next_attempt(), False
+        slot.attempt, slot.was_sent, slot.was_late = self.next_attempt(), False, False
         self._begin(slot, now, actions)
 
     def _rescue(self, slot: _Slot, now: float, actions: list[Action]) -> bool:
@@ -424,10 +525,34 @@ class Call:
             return
         self._note(slot, why)
         slot.state, slot.due = _State.FAILED, math.inf
+        self._moved_on(slot, now)
         if self._rescue(slot, now, actions) or not overloaded:
             return
         slot.retry_s = min(slot.retry_s * 2 or self.policy.overloaded_retry_s, self.policy.overloaded_retry_max_s)
         slot.state, slot.due = _State.WAITING, now + slot.retry_s
+
+    def _moved_on(self, slot: _Slot, now: float) -> None:
+        """Take a slot out of its line. If it was the first there, the deadline of the one behind it begins."""
+        ahead, behind = slot.ahead, slot.behind
+        slot.ahead = slot.behind = None
+        if ahead is not None:
+            ahead.behind = behind
+        if behind is not None:
+            behind.ahead = ahead
+        elif self._last.get(slot.candidate.worker) is slot:
+            del self._last[slot.candidate.worker]
+            if ahead is not None:
+                self._last[slot.candidate.worker] = ahead
+        if behind is None or ahead is not None or behind.rescue is not None:
+            return
+        behind.was_late = False
+        for other in behind.line():
+            if other.rescue is None and other.waits_in_line:  # again, where the one before them was late
+                other.was_late, other.due = False, math.inf
+        if behind.was_sent:
+            behind.due = now + self.swarm.late_after(behind.candidate.worker, len(behind.pairs), behind.attempt)
+        else:
+            behind.due = now + self.policy.queue_s
 
     def _note(self, slot: _Slot, why: str) -> None:
         self._reasons[f"{slot.candidate.name}: {why}"] = None
@@ -447,7 +572,7 @@ class Call:
             for slot in root.walk():
                 if slot.settled:
                     for loser in slot.walk():
-                        self._cancel(loser, actions)
+                        self._cancel(loser, now, actions)
         return actions
 
     def _vacancy(self, pairs: Pairs, now: float) -> _Slot:
@@ -467,7 +592,7 @@ class Call:
         if not self.policy.patient or not self._plan(root.pairs, frozenset()).uncovered:
             return False
         for slot in root.walk():
-            self._cancel(slot, actions)
+            self._cancel(slot, now, actions)
         self._slots[self._slots.index(root)] = self._vacancy(root.pairs, now)
         return True
 
@@ -476,17 +601,19 @@ class Call:
             return actions
         self.done = True
         for slot in self._by_attempt.values():
-            self._cancel(slot, actions)
+            self._cancel(slot, math.inf, actions)
         if error is not None:
             actions.append(Fail(error))
         return actions
 
-    def _cancel(self, slot: _Slot, actions: list[Action]) -> None:
+    def _cancel(self, slot: _Slot, now: float, actions: list[Action]) -> None:
         if slot.cancelled or slot.state in (_State.ANSWERED, _State.FAILED):
             return
         slot.cancelled, slot.due = True, math.inf
         if slot.state is _State.RUNNING and slot.candidate.worker != LOCAL:
             actions.append(Cancel(slot.attempt, slot.candidate.worker))
+        if not self.done:
+            self._moved_on(slot, now)
 
     def _call_failed(self, slots: list[_Slot]) -> CallFailed:
         experts = sorted({self.experts[pair] for slot in slots for pair in slot.pairs})

@@ -7,6 +7,8 @@ Threads: made and attached on the event loop; `submit` and `result` run on decod
 the loop once (`call_soon_threadsafe`), all its workers are written to in that turn, answers are parsed as
 they arrive, and the decode thread wakes when the last one needed is there and adds the rows up itself. A call whose
 experts are all kept here goes to the local engine's thread and back, and never sees the loop.
+
+A large call goes in pieces, which may have to wait for their turn (`piece_queue.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import math
@@ -27,13 +30,15 @@ from swarmnode.compute.engine_api import Engine
 from swarmnode.compute.recipe import Site
 from swarmnode.dispatch.call import Action, Call, Cancel, Fail, Finish, Late, RunLocal, Send
 from swarmnode.dispatch.checks import Checks, Verdict
-from swarmnode.dispatch.codec import F32, WireType
+from swarmnode.dispatch.codec import F32
+from swarmnode.dispatch.cutting import Shared
 from swarmnode.dispatch.frames import Answer, Hello
 from swarmnode.dispatch.health import DECODE_PAIRS
 from swarmnode.dispatch.hello import ModelKey
 from swarmnode.dispatch.local_experts import LocalExperts
 from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.dispatch.pending import PendingRows
+from swarmnode.dispatch.piece_queue import PieceQueues
 from swarmnode.dispatch.remote_worker import RemoteWorker, attach_worker
 from swarmnode.dispatch.replicas import LOCAL, Candidate
 from swarmnode.dispatch.request import I32, Request, Share, make_request
@@ -97,13 +102,13 @@ class ExpertClient:
         self._checks = Checks(
             _CheckHost(self),
             SpotChecks(check, random, screened=screen is not None),
-            max(WireType.of(self._options.wire_out), WireType.of(self._options.wire_back)),
+            self._options.coarsest_wire,
             screen,
         )
         self._probe_due = 0.0
         self._to_probe: list[RemoteWorker] = []
-        self._deadlines = self._options.deadlines
         self._workers: dict[int, RemoteWorker] = {}
+        self._pieces = PieceQueues(self._loop, self._options, self._hand_over)
         self._numbers = itertools.count()
         self._next_attempt = itertools.count(1).__next__
         self._active: dict[int, PendingRows] = {}  # by id(); those whose call is on the loop
@@ -143,6 +148,7 @@ class ExpertClient:
         worker.quarantined = self._quarantined.get(worker.peer, "")
         worker.suspected = self._suspected.get(worker.peer, "")
         self._workers[number] = worker
+        self._pieces.attached(number, connection, worker.limits.max_calls)
         worker.begin(self)
         return worker
 
@@ -175,7 +181,7 @@ class ExpertClient:
             raise DispatchError("this client is closed")
         partial = self._options.mode == "partial"
         request = make_request(self._sites[site], x, ids, weights, partial=partial)
-        pending = PendingRows(request, self._stats[site], self._check_alive)
+        pending = PendingRows(request, self._stats[site], self)
         if request.n_tokens == 0:  # a prompt chunk whose logits nobody wants reaches the last layer so
             pending.finish(())
             return pending
@@ -220,13 +226,15 @@ class ExpertClient:
         error = error or Cancelled("cancelled")
         for pending in list(self._submitted):
             pending.fail(error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: then nothing is in progress
-            self._loop.call_soon_threadsafe(self._drop_done)
 
     def workers(self) -> list[WorkerView]:
         """Return the attached workers' figures."""
         now = time.monotonic()
         return [worker.view(now) for worker in list(self._workers.values())]
+
+    def prompt_chunk(self, most: int) -> int:
+        """Return how many of `most` tokens of a prompt should go in one step, as far as the workers' pace is known."""
+        return self._pieces.prompt_chunk(self._sites.values(), most)
 
     def recent(self, peer: str) -> tuple[float | None, float] | None:
         """Return what a peer's last calls of decode size took, s, and their rows; None if it is not attached."""
@@ -252,7 +260,9 @@ class ExpertClient:
         if pending is not None and pending.call is not None:
             pending.stats.requests += 1
             pending.stats.bytes_out += size
-            pending.call.sent(attempt, time.monotonic())
+            now = time.monotonic()
+            self._pieces.sent(pending.asked[attempt], attempt, share, size, now)
+            pending.call.sent(attempt, now)
             self._arm(pending.call.next_due())
 
     def on_answer(self, attempt: int, rows: F32, answer: Answer, size: int) -> None:
@@ -264,7 +274,9 @@ class ExpertClient:
         pending.stats.bytes_back += size
         pending.keep(attempt, rows, answer)
         share, number = pending.shares[attempt], pending.asked.get(attempt, LOCAL)
+        self._pieces.answered(number, attempt, share, answer, size)
         if self._checks.answered(attempt, number, share, rows) is Verdict.COUNTS:
+            pending.counts(attempt)
             self._advance(pending, lambda call, now: call.answered(attempt, now))
 
     def on_failure(self, attempt: int, why: str, *, overloaded: bool) -> None:
@@ -274,6 +286,7 @@ class ExpertClient:
             self._checks.dropped(attempt)
             return
         self._checks.forget(attempt)
+        self._pieces.settled(pending.asked.get(attempt, LOCAL), attempt)
         self._advance(pending, lambda call, now: call.failed(attempt, why, now, overloaded=overloaded))
 
     def on_bad_answer(self, worker: RemoteWorker, why: str) -> None:
@@ -284,6 +297,7 @@ class ExpertClient:
     def on_lost(self, worker: RemoteWorker, why: str) -> None:
         """See WorkerEvents."""
         self._workers.pop(worker.number, None)
+        self._pieces.lost(worker.number)
         self._former[worker.number] = _Who(worker.number, worker.peer, worker.name, worker.label)
         while len(self._former) > MAX_FORMER:
             self._former.popitem(last=False)
@@ -350,9 +364,10 @@ class ExpertClient:
             next_attempt=self._next_attempt,
             policy=self._options.call,
             kept=self._local.kept(site.index) if self._local is not None else 0,
+            per_token=site.n_used if pending.request.partial else 0,
         )
         self._active[id(pending)] = pending
-        self._advance(pending, lambda call, now: call.start(now))
+        self._advance(pending, functools.partial(_begin, pending))
         now = time.monotonic()
         if now >= self._probe_due:
             self._probe_due, wait = now + PROBE_EVERY_S, self._options.probe_s
@@ -394,15 +409,9 @@ class ExpertClient:
 
     def _carry_out(self, pending: PendingRows, call: Call, action: Action) -> Sequence[Action]:
         match action:
-            case Send(attempt, number, pairs):
-                worker = self._workers.get(number)
-                if worker is None:
-                    return call.failed(attempt, "left the swarm", time.monotonic())
-                share = pending.request.share(pairs)
-                self._owners[attempt], pending.shares[attempt] = pending, share
-                pending.asked[attempt] = number
-                self._checks.asked(attempt, number, share)
-                worker.ask(attempt, share)
+            case Send(pairs=pairs):
+                if len(pairs) <= DECODE_PAIRS or self._pieces.may_go(pending, action):
+                    return self._send(pending, call, action)
             case RunLocal(attempt, pairs):
                 if self._local is None:
                     return call.failed(attempt, "no local engine", time.monotonic())
@@ -413,6 +422,7 @@ class ExpertClient:
                 self._checks.forget(attempt)
                 if (worker := self._workers.get(number)) is not None:
                     worker.cancel(attempt)
+                    self._pieces.settled(number, attempt)
             case Late(_, number):
                 pending.stats.late += 1
                 if (worker := self._workers.get(number)) is not None:
@@ -423,6 +433,24 @@ class ExpertClient:
                 pending.stats.failed_calls += 1
                 pending.fail(error)
         return ()
+
+    def _send(self, pending: PendingRows, call: Call, send: Send) -> Sequence[Action]:
+        worker = self._workers.get(send.worker)
+        if worker is None:
+            return call.failed(send.attempt, "left the swarm", time.monotonic())
+        share = pending.request.share(send.pairs)
+        self._owners[send.attempt], pending.shares[send.attempt] = pending, share
+        pending.asked[send.attempt] = send.worker
+        self._checks.asked(send.attempt, send.worker, share)
+        worker.ask(send.attempt, share)
+        return ()
+
+    def _hand_over(self, pending: PendingRows, send: Send) -> bool:
+        """Send a piece that has waited, if it is still wanted (PieceQueues)."""
+        if pending.call is None or not pending.call.wants(send.attempt):
+            return False
+        self._advance(pending, lambda call, _now: list(self._send(pending, call, send)))
+        return True
 
     def _from_local(self, attempt: int, future: Future[F32]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
@@ -452,22 +480,31 @@ class ExpertClient:
             self._advance(pending, lambda call, now: call.failed(attempt, str(error) or type(error).__name__, now))
             return
         pending.keep(attempt, future.result(), None)
+        pending.counts(attempt)
         self._advance(pending, lambda call, now: call.answered(attempt, now))
 
     def _forget(self, pending: PendingRows) -> None:
         self._submitted.discard(pending)
         self._active.pop(id(pending), None)
+        large = len(pending.request.experts) > DECODE_PAIRS
         for attempt in pending.shares:
             self._owners.pop(attempt, None)
             self._checks.forget(attempt)
+            if large:
+                self._pieces.settled(pending.asked.get(attempt, LOCAL), attempt)
 
-    def _drop_done(self) -> None:
-        """Withdraw what belongs to calls that were cancelled from another thread."""
-        for pending in list(self._active.values()):
-            if pending.done:
-                self._advance(pending, lambda call, now: [])
+    def on_failed(self, pending: PendingRows) -> None:
+        """See pending.Owner. Perhaps the loop does not know yet: then what the call has asked for is withdrawn."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: then nothing is in progress
+            self._loop.call_soon_threadsafe(self._withdraw, pending)
 
-    def _check_alive(self, pending: PendingRows) -> None:
+    def _withdraw(self, pending: PendingRows) -> None:
+        """Have the workers hear that nobody waits for a call any more."""
+        if id(pending) in self._active:
+            self._advance(pending, lambda call, now: [])
+
+    def check_alive(self, pending: PendingRows) -> None:
+        """See pending.Owner."""
         if self._loop.is_closed():
             pending.fail(CallFailed("the event loop that reaches the workers is closed"))
 
@@ -488,11 +525,28 @@ class ExpertClient:
 
     # What a call may ask about the workers (see _RequestView).
 
+    def heard(self, number: int) -> float:
+        """Return when a worker last gave a good answer."""
+        worker = self._workers.get(number)
+        return -math.inf if worker is None else worker.answered_at
+
+    def answering_until(self, number: int) -> float:
+        """Return until when what waits here for a worker waits rightly."""
+        worker = self._workers.get(number)
+        if worker is None:
+            return -math.inf
+        return self._pieces.answering_until(number, worker.answered_at, worker.latency)
+
     def candidates(self, request: Request) -> list[Candidate]:
         """Return the workers that take calls of this request now."""
         now = time.monotonic()
         seen = (worker.candidate(request, now) for worker in self._workers.values())
-        return [candidate for candidate in seen if candidate is not None]
+        found = [candidate for candidate in seen if candidate is not None]
+        if len(request.experts) < self._options.call.spread_pairs or len(found) < 2:
+            return found
+        costs = self._pieces.costs(request)
+        large = ((one, costs.get(one.worker, (0.0, 0.0))) for one in found)
+        return [dataclasses.replace(one, pair_s=pair_s, start_s=start_s) for one, (pair_s, start_s) in large]
 
     def local_candidate(self, site: Site) -> Candidate | None:
         """Return the local engine as a candidate, if there is one for this site."""
@@ -500,12 +554,22 @@ class ExpertClient:
             return None
         return Candidate(LOCAL, "this node", held)
 
-    def late_after(self, number: int, n_pairs: int) -> float:
-        """Return how long an attempt may take."""
+    def late_after(self, number: int, n_pairs: int, attempt: int = 0) -> float:
+        """Return how long an attempt may take from now; `attempt` is 0 for one that is not sent yet."""
         worker = self._workers.get(number)
         if worker is None:
             return self._options.late_ceiling_s
-        return worker.latency.late_after(n_pairs, self._deadlines)
+        return self._pieces.late_after(number, n_pairs, attempt, worker.latency)
+
+    def cut(self, request: Request, loads: Sequence[Shared], units: int, most: int) -> tuple[int, ...]:
+        """Return how to cut a large call."""
+        return self._pieces.cut(request, loads, units, most)
+
+
+def _begin(pending: PendingRows, call: Call, now: float) -> list[Action]:
+    actions = call.start(now)
+    pending.cut_into(call.cells)
+    return actions
 
 
 class _RequestView:
@@ -520,8 +584,17 @@ class _RequestView:
     def local(self) -> Candidate | None:
         return self._client.local_candidate(self._request.site)
 
-    def late_after(self, worker: int, n_pairs: int) -> float:
-        return self._client.late_after(worker, n_pairs)
+    def late_after(self, worker: int, n_pairs: int, attempt: int) -> float:
+        return self._client.late_after(worker, n_pairs, attempt)
+
+    def heard(self, worker: int) -> float:
+        return self._client.heard(worker)
+
+    def answering_until(self, worker: int) -> float:
+        return self._client.answering_until(worker)
+
+    def cut(self, loads: Sequence[Shared], units: int, most: int) -> tuple[int, ...]:
+        return self._client.cut(self._request, loads, units, most)
 
 
 class _CheckHost:
@@ -565,6 +638,7 @@ class _CheckHost:
 
     def release(self, attempt: int) -> None:
         if (pending := self._client._owners.get(attempt)) is not None:
+            pending.counts(attempt)
             self._client._advance(pending, lambda call, now: call.answered(attempt, now))
 
     def hold(self, attempt: int, seconds: float) -> None:

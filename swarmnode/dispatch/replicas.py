@@ -15,7 +15,8 @@ The order of what counts, for one layer's call:
 4. The worker's name, so that the same experts keep going to the same worker.
 
 A call with many pairs is bound by compute instead: its experts are spread over all workers of the class that hold them,
-each to the one that would be done with it first, by what a pair has cost there so far.
+each to the one that would be done with it first, by what a pair has cost there so far. Where the way to a worker is
+known in seconds, it counts for these, and no class matters.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 
 from swarmnode.dispatch.hello import experts_of
 
+UNKNOWN_PAIR_S = 1e-4  # what a pair is taken to cost where nobody knows: counts beside distances only
 LOCAL = -1  # the worker number of this node's own engine
 
 
@@ -32,8 +34,8 @@ LOCAL = -1  # the worker number of this node's own engine
 class Candidate:
     """One worker as seen at the moment of choosing. `held` is a bitmap of the experts it holds at this site.
 
-    `load` counts the pairs it is busy with, `pair_s` is what a pair of a large call has taken there (seconds, 0
-    unknown). `thin`: it is slow for another reason than its distance.
+    `load` counts the pairs it is busy with, `pair_s` is what a pair of a large call has taken there, and `start_s` what
+    such a call takes there besides (seconds, 0 unknown). `thin`: it is slow for another reason than its distance.
     """
 
     worker: int
@@ -45,6 +47,7 @@ class Candidate:
     max_pairs: int = 1 << 30
     thin: bool = False
     pair_s: float = 0.0
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,8 @@ def _share(
         if not need & ~reach:
             break
     if pairs_per_expert is not None:
-        return _spread(need & reach, available, pairs_per_expert), need & ~reach
+        able = [c for c in by_name if c.latency_class <= latency_class or c.start_s]
+        return _spread(need & reach, able, pairs_per_expert), need & ~reach
     shares: list[tuple[Candidate, int]] = []
     left = need & reach
     for stage in _stages(available):
@@ -148,9 +152,9 @@ def _cover(need: int, candidates: list[Candidate]) -> list[tuple[Candidate, int]
 def _spread(need: int, candidates: list[Candidate], pairs_per_expert: Sequence[int]) -> list[tuple[Candidate, int]]:
     """Give each expert, those with most pairs first, to the holder that would be done with it first."""
     known = [c.pair_s for c in candidates if c.pair_s]
-    usual = sum(known) / len(known) if known else 1.0
+    usual = sum(known) / len(known) if known else UNKNOWN_PAIR_S
     cost = [c.pair_s or usual for c in candidates]
-    until = [c.load * pair_s for c, pair_s in zip(candidates, cost, strict=True)]
+    until = [c.start_s + c.load * pair_s for c, pair_s in zip(candidates, cost, strict=True)]
     masks = [0] * len(candidates)
     for expert in sorted(experts_of(need), key=lambda e: (-pairs_per_expert[e], e)):
         holders = [i for i, c in enumerate(candidates) if c.held >> expert & 1]

@@ -17,7 +17,7 @@ from swarmnode.compute.chunks import MIN_CHUNK
 from swarmnode.compute.engine_api import Engine
 from swarmnode.compute.recipe import Site
 from swarmnode.dispatch.codec import F32, WireType, decode_rows, encode_rows
-from swarmnode.dispatch.frames import Answer, CallFrame
+from swarmnode.dispatch.frames import U8, U16, Answer, CallFrame
 from swarmnode.errors import BadAnswer, BadFrame, DispatchError
 
 I32 = NDArray[np.int32]
@@ -48,30 +48,49 @@ class Request:
         """Return how many pairs a call may have so that neither x nor its answer exceeds `max_bytes`.
 
         Counted as F32, which rows may be widened to on the way. Where rows belong to tokens, there are never
-        more than n_tokens of them.
+        more than n_tokens of them. Partial sums are cut between tokens: there a token counts as all its pairs, also for
+        a worker that gets only some of them.
         """
         limit = len(self.experts)
         for d, per_pair in ((self.site.d_in, self.row_per_pair), (self.site.d_out, not self.partial)):
             if per_pair or self.n_tokens * d * 4 > max_bytes:
-                limit = min(limit, max_bytes // (d * 4))
+                together = self.site.n_used if self.partial and not per_pair else 1
+                limit = min(limit, max_bytes // (d * 4) * together)
         # A call of few pairs is no reason to count a worker as too small.
         return limit if limit < len(self.experts) else max(limit, MIN_CHUNK)
 
-    def share(self, chosen: Sequence[int]) -> Share:
+    def share(self, chosen: Sequence[int] | Pairs) -> Share:
         """Return the part of this request that consists of these pairs (ascending)."""
-        pairs = np.array(chosen, np.intp)
+        pairs = np.asarray(chosen, np.intp)
         whole = len(pairs) == len(self.experts)
         experts, weights = (self.experts, self.weights) if whole else (self.experts[pairs], self.weights[pairs])
         if self.n_tokens == 1:
             tokens, index = np.zeros(1, np.intp), np.zeros(len(pairs), np.int32)
         else:
-            tokens, inverse = np.unique(pairs // self.site.n_used, return_inverse=True)
-            index = inverse.astype(np.int32)
+            tokens, index = _runs(pairs // self.site.n_used)
         if self.row_per_pair:
             rows = np.arange(len(pairs), dtype=np.int32)
             return Share(self, pairs, tokens, self.x[pairs], rows, index, experts, None)
-        x = self.x if len(tokens) == self.n_tokens else self.x[tokens]
+        x = self.x if len(tokens) == self.n_tokens else self.x[_slice_of(tokens)]
         return Share(self, pairs, tokens, x, index, index, experts, weights)
+
+
+def _runs(ascending: Pairs) -> tuple[Pairs, I32]:
+    """Return the distinct values, and which of them each value is: np.unique of what is sorted, without sorting."""
+    new = np.empty(len(ascending), np.bool_)
+    new[:1] = True
+    np.not_equal(ascending[1:], ascending[:-1], out=new[1:])
+    index = np.cumsum(new, dtype=np.int32)
+    index -= 1
+    return ascending[new], index
+
+
+def _slice_of(tokens: Pairs) -> slice | Pairs:
+    """The same rows as a slice, where they follow each other: that copies nothing."""
+    if not len(tokens):
+        return slice(0, 0)
+    first, last = int(tokens[0]), int(tokens[-1])
+    return slice(first, last + 1) if last - first + 1 == len(tokens) else tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,6 +120,8 @@ class Share:
             wire, data = known
         else:
             wire, data = request.encoded[wire_out] = encode_rows(self.x, wire_out)
+        # A site with more experts than a byte can name still has calls without such.
+        narrow = request.site.n_expert <= 256 or int(self.experts.max(initial=0)) < 256
         return CallFrame(
             id=call_id,
             site=request.site.index,
@@ -111,15 +132,20 @@ class Share:
             n_tokens=len(self.tokens),
             n_rows=len(self.x),
             tokens=self.index.view(np.uint32),
-            experts=self.experts.astype(np.uint16),
+            experts=self.experts.astype(U8 if narrow else U16),
             weights=self.weights if request.partial else None,
             rows=data,
         )
 
-    def read(self, answer: Answer) -> F32:
-        """Return the rows of the answer. Raises BadAnswer unless their shape fits and all are finite."""
+    def read(self, answer: Answer, wire_back: WireType | None = None) -> F32:
+        """Return the rows of the answer. Raises BadAnswer unless their shape fits and all are finite.
+
+        `wire_back` is the type that was asked for: a coarser one would pass for rows that are exact. None takes any.
+        """
         if answer.n_rows != self.n_rows_back:
             raise BadAnswer(f"answered {answer.n_rows} rows where {self.n_rows_back} were asked for")
+        if wire_back is not None and answer.wire not in (wire_back, WireType.F32):
+            raise BadAnswer(f"answered in wire type {answer.wire} where {wire_back.name} was asked for")
         try:
             rows = decode_rows(answer.rows, WireType(answer.wire), answer.n_rows, self.request.site.d_out)
         except BadFrame as error:
@@ -199,13 +225,14 @@ def _add_ranks(rows: F32, weights: F32 | None, start: int, out: F32) -> None:
 
 
 def _sum_partials(parts: Sequence[tuple[Share, F32]], n: int, d_out: int) -> F32:
-    if parts and len(parts[0][0].tokens) == n:
-        total, parts = parts[0][1].copy(), parts[1:]
-    else:
-        total = np.zeros((n, d_out), np.float32)
-    for share, rows in parts:
-        if len(share.tokens) == n:
-            total += rows
-        else:
-            total[share.tokens] += rows
+    if len(parts) == 1 and len(parts[0][0].tokens) == n:
+        return parts[0][1].copy()
+    total = np.zeros((n, d_out), np.float32)
+    add_partials(total, parts)
     return total
+
+
+def add_partials(total: F32, parts: Sequence[tuple[Share, F32]]) -> None:
+    """Add partial sums to float32[n_tokens, d_out], in the order of `parts`: a large call's as they come."""
+    for share, rows in parts:
+        total[_slice_of(share.tokens)] += rows

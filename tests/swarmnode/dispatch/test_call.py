@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnode.dispatch.call import Action, Call, CallPolicy, Cancel, Fail, Finish, Late, RunLocal, Send
+from swarmnode.dispatch.cutting import Shared
 from swarmnode.dispatch.hello import mask_of
+from swarmnode.dispatch.pieces import equal_cut
 from swarmnode.dispatch.replicas import LOCAL, Candidate
 from swarmnode.errors import CallFailed, NobodyHolds
 
@@ -23,6 +26,9 @@ class FakeSwarm:
     def __init__(self, held: dict[int, Sequence[int]], local: Sequence[int] | None = None) -> None:
         self.workers = {n: Candidate(n, f"w{n}", mask_of(experts)) for n, experts in held.items()}
         self.own = None if local is None else Candidate(LOCAL, "here", mask_of(local))
+        self.largest = 1 << 30  # piece of a large call, in tokens or pairs
+        self.heard_at: dict[int, float] = {}  # when a worker last answered whatever call
+        self.busy_until: dict[int, float] = {}  # what it was sent is not late before
 
     def candidates(self) -> list[Candidate]:
         return list(self.workers.values())
@@ -30,8 +36,17 @@ class FakeSwarm:
     def local(self) -> Candidate | None:
         return self.own
 
-    def late_after(self, worker: int, n_pairs: int) -> float:
+    def late_after(self, worker: int, n_pairs: int, attempt: int) -> float:
         return 1.0
+
+    def heard(self, worker: int) -> float:
+        return self.heard_at.get(worker, -math.inf)
+
+    def answering_until(self, worker: int) -> float:
+        return self.busy_until.get(worker, -math.inf)
+
+    def cut(self, loads: Sequence[Shared], units: int, most: int) -> Sequence[int]:
+        return equal_cut(units, min(most, self.largest))
 
 
 class Driver:
@@ -44,11 +59,14 @@ class Driver:
         n_expert: int = 16,
         policy: CallPolicy = POLICY,
         kept: int = 0,
+        per_token: int = 0,
+        sends: bool = True,
     ) -> None:
         self.swarm = swarm
         self.experts = list(experts)
         count = itertools.count(1)
-        self.call = Call(7, self.experts, n_expert, swarm, lambda: next(count), policy, kept)
+        self.call = Call(7, self.experts, n_expert, swarm, lambda: next(count), policy, kept, per_token)
+        self.sends = sends  # whether what is asked leaves at once
         self.asked: dict[int, tuple[int, list[int]]] = {}  # attempt -> worker, pairs
         self.open: set[int] = set()
         self.late: list[int] = []
@@ -65,7 +83,9 @@ class Driver:
                     held = self.swarm.workers[worker].held
                     assert all(held >> self.experts[pair] & 1 for pair in pairs)
                     self._ask(attempt, worker, list(pairs))
-                    self.call.sent(attempt, now)
+                    assert self.call.wants(attempt) or self.call.done
+                    if self.sends:
+                        self.call.sent(attempt, now)
                 case RunLocal(attempt, pairs):
                     self._ask(attempt, LOCAL, list(pairs))
                 case Cancel(attempt, worker):
@@ -254,6 +274,267 @@ def test_large_calls_are_cut_and_no_expert_changes_sides_of_the_engines_threshol
     assert driver.counted() == list(range(len(experts)))
 
 
+# Large calls: 40 tokens of two pairs each.
+
+PAIRS = [0, 1] * 40
+
+
+def large(held: dict[int, Sequence[int]], local: Sequence[int] | None = None, *, sends: bool = True) -> Driver:
+    swarm = FakeSwarm(held, local)
+    swarm.largest = 10
+    return Driver(swarm, PAIRS, per_token=2, sends=sends)
+
+
+def test_partial_sums_are_cut_between_tokens_and_all_workers_get_the_same_ranges() -> None:
+    driver = large({0: [0], 1: [1]})
+    assert [worker for worker, _ in driver.asked.values()] == [0, 1] * 4  # nobody's second piece before all first ones
+    ranges = [{pair // 2 for pair in pairs} for _, pairs in driver.asked.values()]
+    assert ranges == [set(range(10 * (i // 2), 10 * (i // 2) + 10)) for i in range(8)]
+    assert driver.call.cells == [(1, 2), (3, 4), (5, 6), (7, 8)]
+    for attempt in (8, 1, 5, 2, 3, 7, 6, 4):
+        driver.take(driver.call.answered(attempt, 0.1), 0.1)
+    assert driver.finished == (1, 2, 3, 4, 5, 6, 7, 8)
+
+
+def test_a_worker_that_takes_less_gets_smaller_pieces_of_its_own() -> None:
+    swarm = FakeSwarm({0: [0], 1: [1]})
+    swarm.workers[0] = Candidate(0, "w0", 0b01, max_pairs=8)  # four tokens with all of their pairs
+    swarm.largest = 20
+    driver = Driver(swarm, PAIRS, per_token=2)
+    assert sorted(len(pairs) for _, pairs in driver.asked.values()) == [4] * 10 + [20] * 2
+    assert [len(cell) for cell in driver.call.cells] == [6, 6]
+
+
+def test_a_token_may_have_more_pairs_than_a_call() -> None:
+    swarm = FakeSwarm({0: range(40)})
+    swarm.workers[0] = Candidate(0, "w0", mask_of(range(40)), max_pairs=16)
+    driver = Driver(swarm, list(range(40)) * 2, 40, per_token=40)
+    assert [len(pairs) for _, pairs in driver.asked.values()] == [16, 16, 8] * 2
+    while driver.finished is None:
+        driver.answer(0)
+    assert driver.counted() == list(range(80))
+
+
+def test_what_is_kept_here_is_not_cut() -> None:
+    driver = large({0: [1]}, [0])
+    assert [len(pairs) for worker, pairs in driver.asked.values() if worker == LOCAL] == [40]
+    assert [len(pairs) for worker, pairs in driver.asked.values() if worker == 0] == [10] * 4
+
+
+def test_exact_rows_are_cut_by_experts_and_no_expert_is_split() -> None:
+    swarm = FakeSwarm({0: range(4)})
+    swarm.largest = 30
+    driver = Driver(swarm, [0] * 40 + [1] * 20 + [2] * 10 + [3] * 9)
+    assert sorted(len(pairs) for _, pairs in driver.asked.values()) == [39, 40]
+    assert driver.call.cells == []
+
+
+def test_a_piece_is_not_late_before_it_could_begin() -> None:
+    driver = large({0: [0, 1]})  # an answer is late after 1 s
+    for i in range(4):
+        assert driver.call.next_due() == 0.9 * i + 1.0
+        driver.tick(0.9 * i + 0.8)
+        driver.answer(0, 0.9 * (i + 1))
+    assert driver.late == []
+    assert driver.counted() == list(range(80))
+
+
+def test_a_refused_piece_and_one_under_check_let_the_next_begin() -> None:
+    driver = large({0: [0, 1], 1: [5]})
+    driver.take(driver.call.checking(1, 0.5, 9.0), 0.5)
+    assert driver.call.next_due() == 1.5
+    driver.open.discard(1)
+    driver.fail(0, "busy", 0.7, overloaded=True)  # asked again after 0.5 s
+    assert driver.call.next_due() == 1.2
+    driver.tick(1.2)
+    driver.tick(1.69)
+    assert driver.late == []
+    driver.tick(1.7)
+    assert len(driver.late) == 1
+
+
+def test_behind_a_late_piece_everything_is_asked_elsewhere_too() -> None:
+    driver = large({0: [0, 1], 1: [0, 1]})
+    driver.answer(0, 0.5)
+    driver.tick(1.5)
+    assert driver.late == [2]  # one silence is one fault
+    assert [driver.asked[a][0] for a in sorted(driver.open)] == [0] * 3 + [1] * 3
+    driver.answer(1, 1.6)
+    driver.answer(0, 1.7)
+    driver.answer(1, 1.8)
+    assert driver.counted() == list(range(80))
+
+
+def test_behind_a_late_piece_that_nobody_else_holds_it_goes_on_when_it_is_answered() -> None:
+    driver = large({0: [0, 1]})
+    driver.tick(1.0)
+    driver.tick(1.1)
+    assert driver.late == [1]
+    driver.answer(0, 1.2)
+    assert driver.call.next_due() == 2.2
+    driver.swarm.workers[1] = Candidate(1, "w1", 0b11)
+    driver.tick(2.2)
+    assert driver.late == [1, 2]
+    assert [driver.asked[a][0] for a in sorted(driver.open)] == [0] * 3 + [1] * 3
+
+
+def test_pieces_in_this_nodes_own_queue_are_not_late() -> None:
+    driver = large({0: [0, 1], 1: [0, 1]}, sends=False)
+    driver.call.sent(1, 2.0)
+    driver.call.sent(2, 2.1)
+    assert driver.call.next_due() == 3.0
+    driver.answer(0, 2.9)
+    assert driver.call.next_due() == 3.9
+    driver.answer(0, 3.0)
+    assert driver.call.next_due() == 3.0 + POLICY.queue_s  # not sent yet, and nothing is before it
+    driver.tick(6.0)
+    assert driver.late == []
+    assert {driver.asked[a][0] for a in driver.open} == {0, 1}
+    assert driver.call.wants(3)
+    driver.answer(1, 6.1)
+    assert not driver.call.wants(3)
+    driver.answer(1, 6.2)
+    assert driver.counted() == list(range(80))
+
+
+def test_answers_out_of_turn_leave_no_piece_without_a_deadline() -> None:
+    driver = large({0: [0, 1]})
+    driver.take(driver.call.answered(3, 0.1), 0.1)
+    driver.take(driver.call.answered(1, 0.2), 0.2)
+    assert driver.call.next_due() == 1.2  # of the second
+    driver.take(driver.call.answered(2, 0.3), 0.3)
+    assert driver.call.next_due() == 1.3  # of the fourth
+    driver.tick(1.2)
+    assert driver.late == []
+    driver.tick(1.3)
+    assert driver.late == [4]
+
+
+def test_a_piece_that_fails_lets_the_next_one_begin_only_where_it_was_the_first() -> None:
+    driver = large({0: [0, 1]})
+    driver.take(driver.call.failed(2, "busy", 0.5, overloaded=True), 0.5)
+    driver.take(driver.call.answered(1, 0.9), 0.9)
+    driver.tick(1.8)
+    assert driver.late == []
+    driver.tick(1.9)
+    assert driver.late == [3]
+
+
+def test_a_refused_piece_that_is_asked_again_takes_no_other_ones_time() -> None:
+    driver = large({0: [0, 1]}, sends=False)
+    driver.call.sent(1, 0.1)
+    driver.fail(0, "busy", 0.2, overloaded=True)
+    driver.tick(0.7)
+    again = max(driver.open)
+    assert driver.asked[again][1] == driver.asked[1][1]
+    driver.call.sent(2, 0.8)  # now nothing is before it
+    assert driver.call.next_due() == 1.8
+    driver.call.sent(again, 0.9)
+    driver.call.sent(3, 0.9)
+    driver.call.sent(4, 0.9)
+    for now in (1.7, 2.6, 3.5, 4.4):  # well after queue_s from the refusal
+        driver.tick(now - 0.05)
+        driver.answer(0, now)
+    assert driver.late == []
+    assert driver.counted() == list(range(80))
+
+
+@pytest.mark.parametrize("per_token", [0, 2])
+def test_what_waits_here_for_a_worker_that_is_busy_with_other_calls_is_not_given_to_others(per_token: int) -> None:
+    swarm = FakeSwarm({0: [0, 1], 1: [0, 1]})
+    swarm.largest = 10
+    driver = Driver(swarm, PAIRS, per_token=per_token, sends=False)
+    asked = len(driver.asked)
+    for now in (3.0, 6.0, 9.0):
+        swarm.busy_until[0] = now + 3.0
+        swarm.heard_at[0] = now
+        driver.tick(now)
+        assert len(driver.asked) == asked
+        assert driver.call.next_due() == min(now + 3.0, POLICY.give_up_s)
+    driver.tick(12.0)  # it does not answer any more
+    assert {driver.asked[attempt][0] for attempt in sorted(driver.open)[asked:]} == {1}
+    assert driver.late == []
+
+
+def test_a_small_call_that_waits_here_for_a_busy_worker_is_not_given_to_others() -> None:
+    driver = Driver(FakeSwarm({0: [0], 1: [0]}), [0], sends=False)
+    driver.swarm.busy_until[0] = 4.0
+    driver.tick(POLICY.queue_s)
+    assert len(driver.asked) == 1
+    driver.tick(4.0)
+    assert len(driver.asked) == 2
+
+
+def test_what_is_given_to_another_worker_stands_in_line_there_too() -> None:
+    driver = large({0: [0, 1], 1: [0, 1]})
+    driver.tick(1.0)
+    assert [driver.asked[a][0] for a in sorted(driver.open)] == [0] * 4 + [1] * 4
+    for i in range(4):
+        driver.tick(1.0 + 0.9 * i + 0.8)
+        driver.answer(1, 1.0 + 0.9 * (i + 1))
+    assert driver.late == [1]
+    assert driver.counted() == list(range(80))
+
+
+def test_what_is_given_to_a_worker_with_pieces_of_its_own_stands_behind_them() -> None:
+    driver = large({0: [0], 1: [1]})
+    driver.swarm.workers[1] = Candidate(1, "w1", 0b11)
+    for i in range(3):
+        driver.answer(1, 0.5 + 0.1 * i)
+    driver.tick(1.0)  # worker 0 is late with four
+    for i in range(5):
+        driver.tick(1.0 + 0.5 * i + 0.4)
+        driver.answer(1, 1.0 + 0.5 * (i + 1))
+    assert driver.late == [1]
+    assert driver.counted() == list(range(80))
+
+
+def test_what_begins_anew_stands_in_line() -> None:
+    driver = large({0: [0, 1], 1: [0, 1]})
+    driver.take(driver.call.distrust(0, "wrong", 0.5), 0.5)
+    for i in range(4):
+        driver.tick(0.5 + 0.9 * i + 0.8)
+        driver.answer(1, 0.5 + 0.9 * (i + 1))
+    assert driver.late == []
+    assert driver.counted() == list(range(80))
+
+
+def test_a_call_that_waits_behind_others_is_not_given_up_while_its_worker_answers_them() -> None:
+    driver = large({0: [0, 1]}, sends=False)
+    for now in (9.0, 18.0, 27.0):
+        driver.swarm.heard_at[0] = now
+        driver.swarm.busy_until[0] = now + 2.0
+        driver.tick(now)
+        driver.tick(now + 1.0)
+    assert driver.error is None
+    assert driver.call.next_due() <= 37.0
+    driver.tick(36.9)
+    assert driver.error is None
+    driver.tick(37.0)
+    assert isinstance(driver.error, CallFailed)
+
+
+def test_a_call_is_given_up_where_its_worker_answers_others_but_not_what_it_was_sent() -> None:
+    driver = large({0: [0, 1]}, sends=False)
+    driver.call.sent(1, 0.5)
+    for i in range(1, 11):
+        driver.swarm.heard_at[0] = driver.swarm.busy_until[0] = float(i)
+        driver.tick(float(i))
+    assert isinstance(driver.error, CallFailed)
+
+
+def test_a_lost_worker_loses_all_its_pieces() -> None:
+    driver = large({0: [0, 1], 1: [0, 1]})
+    driver.answer(0)
+    del driver.swarm.workers[0]
+    driver.open = set()
+    driver.take(driver.call.worker_lost(0, "gone", 0.2), 0.2)
+    assert {driver.asked[a][0] for a in driver.open} == {1}
+    while driver.finished is None:
+        driver.answer(1, 0.3)
+    assert driver.counted() == list(range(80))
+
+
 def test_cancel_withdraws_everything() -> None:
     driver = Driver(FakeSwarm({0: [1], 1: [2]}), [1, 2])
     driver.take(driver.call.cancel(), 0.0)
@@ -267,7 +548,20 @@ worlds = st.dictionaries(st.integers(0, 5), st.sets(st.integers(0, 7)), max_size
 events = st.lists(
     st.tuples(
         st.sampled_from(
-            ["answer", "check", "fail", "overloaded", "lost", "distrust", "reject", "tick", "stray", "join"]
+            [
+                "answer",
+                "check",
+                "fail",
+                "overloaded",
+                "lost",
+                "distrust",
+                "reject",
+                "tick",
+                "sent",
+                "stray",
+                "join",
+                "heard",
+            ]
         ),
         st.integers(0, 1 << 16),
         st.floats(0, 2),
@@ -294,6 +588,7 @@ def test_an_overloaded_worker_that_lost_the_experts_meanwhile_is_not_asked_again
     st.sampled_from([16, 20, 1 << 20]),
     st.integers(0, 255),
     st.booleans(),
+    st.sampled_from([(0, 1, True), (0, 2, True), (0, 2, False), (2, 2, True), (3, 3, True), (3, 3, False)]),
     events,
 )
 def test_every_call_ends_and_counts_each_pair_once(
@@ -303,11 +598,17 @@ def test_every_call_ends_and_counts_each_pair_once(
     max_pairs: int,
     kept: int,
     patient: bool,
+    shape: tuple[int, int, bool],
     history: list[tuple[str, int, float]],
 ) -> None:
+    per_token, times, sends = shape
+    experts = experts * times  # more than 64 are a large call
+    if per_token:
+        experts = experts[: len(experts) // per_token * per_token]
     swarm = FakeSwarm({n: sorted(e) for n, e in held.items()}, None if local is None else sorted(local))
     swarm.workers = {n: Candidate(n, f"w{n}", c.held, max_pairs=max_pairs) for n, c in swarm.workers.items()}
-    driver = Driver(swarm, experts, 8, dataclasses.replace(POLICY, patient=patient), kept)
+    swarm.largest = 9
+    driver = Driver(swarm, experts, 8, dataclasses.replace(POLICY, patient=patient), kept, per_token, sends)
     checked: set[int] = set()
     distrusted: set[int] = set()
     rejected: set[int] = set()
@@ -322,6 +623,9 @@ def test_every_call_ends_and_counts_each_pair_once(
             driver.tick(now)
         elif kind == "stray":
             driver.take(driver.call.answered(choice + 1000, now), now)
+        elif kind == "heard" and swarm.workers:
+            number = sorted(swarm.workers)[choice % len(swarm.workers)]
+            swarm.heard_at[number], swarm.busy_until[number] = now, now + choice % 7
         elif kind == "join":
             if (number := 100 + choice % 3) not in distrusted:
                 swarm.workers[number] = Candidate(number, "new", choice & 0xFF)
@@ -342,6 +646,8 @@ def test_every_call_ends_and_counts_each_pair_once(
             distrusted.add(guilty)
             driver.take(driver.call.distrust(guilty, "wrong", now), now)
             driver.open = {a for a in driver.open if driver.asked[a][0] != guilty}
+        elif kind == "sent" and attempt is not None:
+            driver.call.sent(attempt, now)
         elif attempt is not None:
             driver.open.discard(attempt)
             if kind == "check" and driver.asked[attempt][0] != LOCAL:

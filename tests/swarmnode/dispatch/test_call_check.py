@@ -47,7 +47,7 @@ def test_what_the_client_sends_passes(site: int, partial: bool) -> None:
         ({"wire_back": 9}, "wire types 0 and 9"),
         ({"row_per_pair": True}, "site 0 takes one row of x per token"),
         ({"weights": np.array([np.nan] * 12, np.float32)}, "a router weight is NaN or infinite"),
-        ({"experts": np.zeros(0, np.uint16)}, "0 pairs; 1 to 4096 are taken"),
+        ({"experts": np.zeros(0, np.uint16)}, f"0 pairs; 1 to {LIMITS.max_pairs} are taken"),
     ],
 )
 def test_a_lie_is_refused_by_name(change: dict[str, object], message: str) -> None:

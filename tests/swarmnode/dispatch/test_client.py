@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import time
 
 import numpy as np
 import pytest
 
+from swarmnode.backbone import hook
+from swarmnode.backbone.graph_trace import GraphPlan, SitePlan
+from swarmnode.compute import ggml
 from swarmnode.compute.null_engine import NullEngine
 from swarmnode.dispatch.admission import AdmissionLimits
 from swarmnode.dispatch.call import CallPolicy
@@ -89,6 +93,152 @@ async def test_a_prompt_is_cut_to_the_workers_limits_and_keeps_its_bits() -> Non
         await s.check(2, 64)
         assert s.client.site_stats()[0].requests >= 64 * 4 / 20
         assert all(member.real.stats().refused == {} for member in s.members)
+
+
+PIECES = AdmissionLimits(max_pairs=100, calls_per_peer=3)  # 25 tokens of top-4
+
+
+async def test_a_large_call_of_partial_sums_goes_in_pieces_and_has_the_same_bits() -> None:
+    async with swarm(DispatchOptions(mode="partial")) as s:
+        for holdings in cut_up(3):
+            await s.add(holdings)
+        for site in SITES:
+            x, ids, weights = make_input(site, 200)
+            whole = await s.call(site.index, x, ids, weights)
+            assert np.allclose(whole, local_rows(site, x, ids, weights), rtol=1e-5, atol=1e-5)
+    async with swarm(DispatchOptions(mode="partial"), seed=1) as s:
+        for holdings in cut_up(3):
+            await s.add(holdings, limits=PIECES)
+        for site in SITES:
+            x, ids, weights = make_input(site, 200)
+            for _ in range(3):
+                rows = await s.call(site.index, x, ids, weights)
+            assert s.client.site_stats()[site.index].requests >= 3 * 3 * 200 // 50
+        assert all(member.real.stats().refused == {} for member in s.members)
+        x, ids, weights = make_input(SITES[0], 200)
+        assert (await s.call(0, x, ids, weights)).tobytes() == (await s.call(0, x, ids, weights)).tobytes()
+        assert np.allclose(rows, whole, rtol=1e-6, atol=1e-6)
+
+
+async def test_a_slow_engine_gets_less_of_a_prompt() -> None:
+    class Slow(NullEngine):
+        def raw_rows(self, site: int, x: F32, rows: I32, experts: I32) -> F32:
+            time.sleep(len(rows) * 1e-3)
+            return super().raw_rows(site, x, rows, experts)
+
+    async with swarm(DispatchOptions(mode="partial", check=NO_CHECKS)) as s:
+        await s.add(everything())
+        await s.add({}, engine=Slow(SITES, everything()))
+        x, ids, weights = make_input(SITES[0], 200)
+        for _ in range(4):
+            await s.call(0, x, ids, weights)
+        before = [one.rows for one in s.client.workers()]
+        await s.call(0, x, ids, weights)
+        fast, slow = (one.rows - rows for one, rows in zip(s.client.workers(), before, strict=True))
+        assert fast + slow == 800
+        assert slow < 200
+
+
+async def test_a_small_call_does_not_wait_behind_all_pieces_of_a_large_one() -> None:
+    engine = GatedEngine(everything())
+    async with swarm(DispatchOptions(mode="partial")) as s:
+        member = await s.add({}, engine=engine, limits=AdmissionLimits(max_pairs=100, calls_per_peer=64))
+        x, ids, weights = make_input(SITES[0], 1000)  # 40 pieces
+        large = asyncio.create_task(s.call(0, x, ids, weights))
+        await engine.wait_entered()
+        await eventually(lambda: member.real.stats().in_flight > 1)
+        assert s.client.workers()[0].in_flight < 16
+        x, ids, weights = make_input(SITES[0], 1)
+        small = asyncio.create_task(s.call(0, x, ids, weights))
+        engine.open()
+        await small
+        assert not large.done()
+        assert (await large).shape == (1000, D_OUT)
+
+
+async def test_what_a_small_call_takes_behind_pieces_says_nothing_of_the_worker() -> None:
+    engine = GatedEngine(everything())
+    async with swarm(DispatchOptions(mode="partial", check=NO_CHECKS)) as s:
+        member = await s.add({}, engine=engine, limits=AdmissionLimits(max_pairs=100, calls_per_peer=64))
+        x, ids, weights = make_input(SITES[0], 200)
+        large = asyncio.create_task(s.call(0, x, ids, weights))
+        await engine.wait_entered()
+        x, ids, weights = make_input(SITES[0], 1)
+        small = asyncio.create_task(s.call(0, x, ids, weights))
+        await eventually(lambda: member.real.stats().in_flight > 2)
+        engine.open()
+        await small
+        await large
+        assert member.remote is not None
+        assert member.remote.latency.recent_s is None
+        await s.call(0, x, ids, weights)
+        assert member.remote.latency.recent_s is not None
+
+
+async def test_calls_behind_each_other_on_a_busy_worker_are_not_given_to_another_one() -> None:
+    class Slow(NullEngine):
+        def raw_rows(self, site: int, x: F32, rows: I32, experts: I32) -> F32:
+            time.sleep(0.05)
+            return super().raw_rows(site, x, rows, experts)
+
+    options = DispatchOptions(mode="partial", check=NO_CHECKS, call=CallPolicy(queue_s=0.1, give_up_s=0.5))
+    async with swarm(options) as s:
+        await s.add({}, engine=Slow(SITES, everything()), limits=PIECES)
+        x, ids, weights = make_input(SITES[0], 300)
+        calls = [s.client.submit(0, x, ids, weights) for _ in range(2)]
+        await s.add(everything(), limits=PIECES)
+        for pending in calls:
+            rows = await asyncio.to_thread(pending.result)
+            assert np.allclose(rows, local_rows(SITES[0], x, ids, weights), rtol=1e-5, atol=1e-5)
+        assert [view.rows for view in s.client.workers()] == [2 * 1200, 0]
+        assert s.client.site_stats()[0].requests == 24
+        assert s.client.site_stats()[0].late == 0
+
+
+async def test_the_tokens_of_a_prompts_step_follow_what_the_workers_have_shown() -> None:
+    async with swarm(DispatchOptions(mode="partial", check=NO_CHECKS)) as s:
+        assert s.client.prompt_chunk(1000) == 1000  # nobody is there
+        member = await s.add(everything())
+        assert s.client.prompt_chunk(1000) == 1000  # nothing is known
+        x, ids, weights = make_input(SITES[0], 200)
+        await s.call(0, x, ids, weights)
+        assert 1 <= await asyncio.to_thread(s.client.prompt_chunk, 4096) <= 4096
+        assert s.client.prompt_chunk(7) == 7
+        await member.kill()
+        await eventually(lambda: not s.client.workers())
+        assert s.client.prompt_chunk(1000) == 1000
+
+
+async def test_a_worker_lost_in_the_middle_of_a_prompt_is_replaced() -> None:
+    engine = GatedEngine(everything())
+    async with swarm(DispatchOptions(mode="partial")) as s:
+        first = await s.add({}, engine=engine, limits=PIECES)
+        x, ids, weights = make_input(SITES[0], 300)
+        calling = asyncio.create_task(s.call(0, x, ids, weights))
+        await engine.wait_entered()
+        engine.permits.release()
+        await engine.wait_entered()
+        await s.add(everything(), limits=PIECES)
+        await first.kill()
+        assert np.allclose(await calling, local_rows(SITES[0], x, ids, weights), rtol=1e-5, atol=1e-5)
+        engine.open()
+
+
+async def test_a_cancelled_prompt_leaves_nothing_that_waits() -> None:
+    engine = GatedEngine(everything())
+    async with swarm(DispatchOptions(mode="partial")) as s:
+        member = await s.add({}, engine=engine, limits=PIECES)
+        x, ids, weights = make_input(SITES[0], 300)
+        calling = asyncio.create_task(s.call(0, x, ids, weights))
+        await engine.wait_entered()
+        s.client.cancel_all()
+        with pytest.raises(Cancelled):
+            await calling
+        engine.open()
+        await eventually(lambda: member.real.stats().in_flight == 0)
+        for _ in range(2):
+            assert (await s.call(0, x, ids, weights)).shape == (300, D_OUT)
+        assert s.client.workers()[0].in_flight == 0
 
 
 async def test_no_tokens_need_no_worker() -> None:
@@ -485,6 +635,78 @@ async def test_cancel_all_releases_every_waiting_thread_at_once() -> None:
         await eventually(lambda: member.real.stats().in_flight == 0)
         await s.check(seed=9)
         assert member.real.stats().refused["cancelled"] == 4
+
+
+# No deadline comes near: whatever happens to these calls, somebody said so.
+UNHURRIED = DispatchOptions(
+    mode="partial",
+    late_floor_s=60.0,
+    late_unknown_s=60.0,
+    late_ceiling_s=60.0,
+    call=CallPolicy(give_up_s=60.0, queue_s=60.0),
+    check=NO_CHECKS,
+)
+
+
+@pytest.mark.parametrize("n", [1, 300], ids=["decode", "pieces"])
+async def test_a_call_that_its_caller_gives_up_is_withdrawn_at_once(n: int) -> None:
+    async with swarm(UNHURRIED) as s:
+        gated = GatedEngine(ALL)
+        member = await s.add(ALL, engine=gated, limits=PIECES)
+        calls = [s.client.submit(0, *make_input(SITES[0], n, seed)) for seed in range(3)]
+        await gated.wait_entered()
+        await eventually(lambda: member.real.stats().in_flight >= (3 if n == 1 else 2))
+        for pending in calls:
+            await asyncio.to_thread(pending.fail, Cancelled("not wanted any more"))
+        await eventually(lambda: not s.client.busy and s.client.workers()[0].in_flight <= 2)  # those with the engine
+        sent = s.client.site_stats()[0].requests
+        gated.open()
+        await eventually(lambda: member.real.stats().in_flight == 0 and s.client.workers()[0].in_flight == 0)
+        stats, [view] = s.client.site_stats()[0], s.client.workers()
+        assert (stats.requests, stats.late, view.failures, view.suspect) == (sent, 0, 0, False)
+
+
+async def test_a_call_that_is_given_up_before_it_began_never_begins() -> None:
+    async with swarm(UNHURRIED) as s:
+        await s.add(ALL)
+        pending = s.client.submit(0, *make_input(SITES[0], 1))
+        pending.fail(Cancelled("at once"))
+        with pytest.raises(Cancelled, match="at once"):
+            pending.result()
+        await s.call(0, *make_input(SITES[0], 1))
+        assert s.client.site_stats()[0].requests == 1
+
+
+async def test_a_hook_that_is_cancelled_withdraws_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, ids, weights = make_input(SITES[0], 300)
+    nodes = [ctypes.create_string_buffer(ctypes.sizeof(ggml.TensorStruct)) for _ in range(4)]
+    routed = ctypes.addressof(nodes[1])
+    monkeypatch.setattr(hook, "read_ids", lambda _: ids)
+    monkeypatch.setattr(hook, "read_rows", lambda address: weights if address == routed else x)
+    plan = GraphPlan(4, (SitePlan(SITES[0], 0, 2, 1, 3, 2, 3),), frozenset(), ("",) * 4)
+    async with swarm(UNHURRIED) as s:
+        gated = GatedEngine(ALL)
+        member = await s.add(ALL, engine=gated, limits=PIECES)
+        running = hook.EvalHook(plan, s.client)
+
+        def evaluate() -> None:
+            running.begin()
+            for node in nodes:
+                if running(ctypes.addressof(node), True, None):
+                    running(ctypes.addressof(node), False, None)
+            running.check()
+
+        evaluating = asyncio.create_task(asyncio.to_thread(evaluate))
+        await gated.wait_entered()
+        await eventually(lambda: s.client.workers()[0].in_flight >= 2)
+        sent = s.client.site_stats()[0].requests
+        running.cancel(Cancelled("the user left"))
+        with pytest.raises(Cancelled, match="the user left"):
+            await evaluating
+        await eventually(lambda: not s.client.busy and s.client.workers()[0].in_flight <= 2)
+        gated.open()
+        await eventually(lambda: member.real.stats().in_flight == 0)
+        assert s.client.site_stats()[0].requests == sent
 
 
 async def test_closing_releases_waiting_threads_and_refuses_new_calls() -> None:

@@ -116,6 +116,20 @@ def test_a_large_call_is_spread_by_what_a_pair_costs() -> None:
     assert set(shares(plan((1 << 12) - 1, swarm, pairs_per_expert=[10] * 12))) == {0, 1, 2}  # unknown: taken as usual
 
 
+def test_to_a_large_call_a_long_way_counts_for_its_seconds() -> None:
+    near = Candidate(0, "near", 0b1111, pair_s=1e-3, start_s=0.001)
+    far = Candidate(1, "far", 0b1111, latency_class=5, pair_s=1e-4)
+    shares = {c.name: mask for c, mask in plan(0b1111, [near, far], pairs_per_expert=[100] * 4).shares}
+    assert shares == {"near": 0b1111}  # how far that is nobody knows
+    for start_s, count in ((0.05, 4), (0.15, 3), (0.35, 1), (1.0, 0)):
+        far = Candidate(1, "far", 0b1111, latency_class=5, pair_s=1e-4, start_s=start_s)
+        shares = {c.name: mask for c, mask in plan(0b1111, [near, far], pairs_per_expert=[100] * 4).shares}
+        assert shares.get("far", 0).bit_count() == count
+    new = Candidate(1, "new", 0b1111, latency_class=5, start_s=0.08)  # as fast as the others, as far as anybody knows
+    shares = {c.name: mask for c, mask in plan(0b1111, [near, new], pairs_per_expert=[100] * 4).shares}
+    assert shares == {"near": 0b0101, "new": 0b1010}
+
+
 def test_a_large_call_is_spread_by_pairs() -> None:
     swarm = [worker(0, range(4)), worker(1, range(4))]
     assert shares(plan(0b1111, swarm, pairs_per_expert=[100, 40, 30, 30])) == {0: {0}, 1: {1, 2, 3}}

@@ -101,4 +101,4 @@ def test_calls_are_sized_so_that_neither_way_exceeds_the_limit() -> None:
     assert exact.pairs_in(100 * 48 * 4) == 100 * 48 // D_OUT  # every pair comes back
     partial = make_request(SITES[0], x, ids, weights, partial=True)
     assert partial.pairs_in(100 * 48 * 4) == 400  # never more rows than tokens
-    assert partial.pairs_in(50 * 48 * 4) == 50
+    assert partial.pairs_in(50 * 48 * 4) == 50 * SITES[0].n_used  # as many tokens, with all of their pairs

@@ -1,0 +1,313 @@
+"""What a prompt costs over a thin link: tokens per second, and each layer's time beside what it cannot be less than.
+
+Worker processes, the backbone's parts (llama.cpp, hook, client, endpoint) in this process, so that its layers can be
+timed; the link is emulated at this end, one for all workers. The prompt is evaluated once, in batches of `batch`.
+
+    layer_ms   the time of a layer and batch, the head's and embedding's included
+    local_ms   the same with experts that answer at once: what this node computes itself
+    send_ms, compute_ms, return_ms   what all bytes, and the rows of one worker, take alone
+    cut_compute_ms   the same rows in pieces, each of which reads its weights anew
+    bound_ms   local + round trip + the longest of these three
+    ratio      bound_ms ÷ layer_ms
+    whole_ms   layer_ms with calls that are not cut
+
+A case `paced` has workers that compute nothing and take as long as a worker would that needs PACE_S for a row and
+SETUP_ROWS of them for each expert of a call: so a machine of two cores shows what several others would do. A case
+`real` computes. `streams 64` is a step of 64 generations: to the experts it is a prompt of 64 tokens.
+
+Called by `python -m swarmnode.bench.prefill [--quick] [--json] [--rtt MS] [--mbit …] [--tokens …]`. The paced workers
+are this module too (`… up …`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import math
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from swarmnode.backbone.hook import EvalHook, Experts, PendingRows
+from swarmnode.backbone.llama import LlamaContext, LlamaModel
+from swarmnode.backbone.session import Session
+from swarmnode.bench.clients import attached_client
+from swarmnode.bench.dispatch import LARGE
+from swarmnode.compute.engine import ExpertEngine
+from swarmnode.compute.engine_api import F32Array, I32Array
+from swarmnode.compute.recipe import Site
+from swarmnode.demo import MODEL
+from swarmnode.dispatch.client import ExpertClient
+from swarmnode.dispatch.codec import WireName
+from swarmnode.dispatch.options import DispatchOptions
+from swarmnode.dispatch.pace import SETUP_ROWS
+from swarmnode.local_swarm import NodeProcess
+from swarmnode.model.random_model import write_random_model
+from swarmnode.onboard import ModelPack, onboard, trace_model
+from swarmnode.tables import print_rows
+from transport.config import TransportConfig
+from transport.emulation import LinkEmulation
+
+PACE_S = 30e-6  # a row of 3,072 × 1,024 on eight cores
+PACED = "--paced="
+LAYER, DEMO = "d 3072, ff 1024, top 8 of 32", "demo: d 256, ff 256, top 4 of 16"
+RATES = (100.0, 1000.0, math.inf)  # Mbit/s
+REPEAT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row. `rate`: Mbit/s each way. `pace_s`: of a row; 0 where the workers really compute."""
+
+    model: str
+    tokens: int
+    batch: int
+    rate: float
+    rtt_ms: float = 80.0
+    workers: int = 2
+    pace_s: float = PACE_S
+    wire: WireName = "f16"
+    kind: Literal["prompt", "streams"] = "prompt"
+
+
+def cases(rtt_ms: float, rates: Sequence[float], tokens: Sequence[int]) -> list[Case]:
+    """All rows: prompts on both models, one in smaller batches, a step of 64 streams, one that really computes."""
+    rows = []
+    for rate in rates:
+        one = Case(LAYER, 2048, 2048, rate, rtt_ms)
+        rows += [replace(one, tokens=n) for n in tokens]
+        rows += [replace(one, batch=512), replace(one, tokens=64, batch=64, kind="streams")]
+        rows += [replace(one, pace_s=0.0, workers=1, tokens=1024, batch=1024)]
+        rows += [replace(one, model=DEMO, tokens=n, pace_s=0.0, workers=1) for n in tokens]
+    return rows
+
+
+# ---- the paced worker
+
+
+class PacedEngine(ExpertEngine):
+    """Takes its time, and answers with its x. `pace_s` is set where it is installed."""
+
+    pace_s = 0.0
+
+    def raw_rows(self, site: int, x: F32Array, rows: I32Array, experts: I32Array) -> F32Array:
+        """See `Engine.raw_rows`."""
+        self._pass(len(rows), experts)
+        return _as_wide(x, self._bank.known[site])[rows]
+
+    def partial_sums(
+        self,
+        site: int,
+        x: F32Array,
+        rows: I32Array,
+        experts: I32Array,
+        weights: F32Array | None,
+        tokens: I32Array,
+        n_tokens: int,
+    ) -> F32Array:
+        """See `Engine.partial_sums`."""
+        self._pass(len(rows), experts)
+        return _as_wide(x, self._bank.known[site])[:n_tokens]
+
+    def _pass(self, n_rows: int, experts: I32Array) -> None:
+        took = self.pace_s * (n_rows + SETUP_ROWS * len(np.unique(experts)))
+        self._kernel_s += took
+        time.sleep(took)
+
+
+def _as_wide(x: F32Array, site: Site) -> F32Array:
+    return x if site.d_out == site.d_in else np.resize(x, (len(x), site.d_out))
+
+
+def _up(arguments: list[str]) -> int:
+    """`up` of a node whose engine is paced."""
+    import runpy  # noqa: PLC0415
+
+    import swarmnode.parts  # noqa: PLC0415  patched here alone, in a process of its own
+
+    PacedEngine.pace_s = next(float(one.removeprefix(PACED)) for one in arguments if one.startswith(PACED))
+    vars(swarmnode.parts)["ExpertEngine"] = PacedEngine
+    sys.argv = ["swarmnode", *(one for one in arguments if not one.startswith(PACED))]
+    runpy.run_module("swarmnode", run_name="__main__")
+    return 0
+
+
+# ---- measuring
+
+
+class _AtOnce:
+    """Experts that answer with zeros before anybody waits."""
+
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self._sites = {site.index: site for site in sites}
+
+    def submit(self, site: int, x: F32Array, ids: I32Array, weights: F32Array) -> PendingRows:
+        """See `hook.Experts`."""
+        return _Zeros(np.zeros((len(ids), self._sites[site].d_out), np.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class _Zeros:
+    rows: F32Array
+
+    def result(self) -> F32Array:
+        return self.rows
+
+
+def run(
+    quick: bool = False, *, rtt_ms: float = 80.0, rates: Sequence[float] = RATES, tokens: Sequence[int] = (2048, 8192)
+) -> dict[str, Any]:
+    """Measure all cases; blocks, and starts and ends processes of this machine. `quick`: two small ones."""
+    small = Case(DEMO, 256, 256, 100.0, 10.0, workers=1, pace_s=10e-6)
+    chosen = [small, replace(small, kind="streams", tokens=64, batch=64)] if quick else cases(rtt_ms, rates, tokens)
+    return asyncio.run(_run(chosen, 1 if quick else REPEAT))
+
+
+async def _run(chosen: Sequence[Case], repeat: int) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as name:
+        folder = Path(name)
+        packs: dict[str, ModelPack] = {}
+        for number, case in enumerate(chosen):
+            if case.model not in packs:
+                packs[case.model] = _pack(case.model, folder)
+            rows.append(await _measure(packs[case.model], case, folder / str(number), repeat))
+    return {"machine": f"{platform.machine()}, {platform.python_version()}, emulated link", "rows": rows}
+
+
+def _pack(model: str, folder: Path) -> ModelPack:
+    if model == DEMO:
+        return onboard(MODEL, folder / "demo")
+    write_random_model(LARGE, folder / "layer.gguf")
+    return onboard(folder / "layer.gguf", folder / "layer")
+
+
+async def _measure(pack: ModelPack, case: Case, folder: Path, repeat: int) -> dict[str, Any]:
+    local_s = await asyncio.to_thread(_evaluate, pack, _AtOnce(pack.manifest.sites), case, repeat)
+    async with _workers(pack, case, folder) as workers:
+        seconds: dict[bool, float] = {}
+        busy: dict[bool, float] = {}
+        pieces, out, back = 1.0, 0.0, 0.0
+        for cut in (False, True):
+            options = DispatchOptions(mode="partial", wire_out=case.wire, wire_back=case.wire)
+            options = replace(options, call=replace(options.call, pieces=cut), late_ceiling_s=60.0)
+            async with attached_client(pack, workers, options, _link(case)) as client:
+                await asyncio.to_thread(_evaluate, pack, client, case, 1)  # it has been measured, then
+                before = _totals(client)
+                seconds[cut] = await asyncio.to_thread(_evaluate, pack, client, case, repeat)
+                calls, *rest = (after - start for start, after in zip(before, _totals(client), strict=True))
+                requests, out, back, busy[cut] = (value / calls for value in rest)
+                pieces = requests / case.workers
+    layers = len(pack.manifest.sites) * math.ceil(case.tokens / case.batch)
+    byte_ms = 8 / (case.rate * 1e6) * 1e3
+    send, back_ms = out * byte_ms, back * byte_ms
+    local, whole, layer = (1e3 * s / layers for s in (local_s, seconds[False], seconds[True]))
+    compute = 1e3 * min(busy.values())
+    bound = local + case.rtt_ms + max(send, compute, back_ms)
+    return {
+        "case": f"{case.kind} {case.tokens}, {case.model}",
+        "compute": f"paced {case.pace_s * 1e6:g} µs" if case.pace_s else "real",
+        "workers": case.workers,
+        "batch": case.batch,
+        "wire": case.wire,
+        "mbit": case.rate if math.isfinite(case.rate) else None,
+        "rtt_ms": case.rtt_ms,
+        "pieces": round(pieces, 1),
+        "local_ms": round(local, 1),
+        "send_ms": round(send, 1),
+        "compute_ms": round(compute, 1),
+        "cut_compute_ms": round(1e3 * busy[True], 1),
+        "return_ms": round(back_ms, 1),
+        "layer_ms": round(layer, 1),
+        "bound_ms": round(bound, 1),
+        "ratio": round(bound / layer, 3),
+        "whole_ms": round(whole, 1),
+        "tokens_per_s": round(case.tokens / seconds[True], 1),
+        "bound_tokens_per_s": round(case.tokens / (bound * layers / 1e3), 1),
+    }
+
+
+def _link(case: Case) -> TransportConfig:
+    rate = f",rate={case.rate:g}mbit" if math.isfinite(case.rate) else ""
+    return TransportConfig(emulation=LinkEmulation.parse(f"rtt={case.rtt_ms:g}ms{rate}"))
+
+
+@contextlib.asynccontextmanager
+async def _workers(pack: ModelPack, case: Case, folder: Path) -> AsyncIterator[list[NodeProcess]]:
+    module = "swarmnode.bench.prefill" if case.pace_s else "swarmnode"
+    paced = [f"{PACED}{case.pace_s}"] if case.pace_s else []
+    common = ["--model", str(pack.path), "--listen", "127.0.0.1:0", "--threads", "1", *paced]
+    nodes: list[NodeProcess] = []
+    try:
+        for number in range(case.workers):
+            share = ["--experts", f"{number + 1}/{case.workers}"]
+            nodes.append(await NodeProcess.start(f"worker-{number + 1}", folder, [*common, *share], module))
+        yield nodes
+    finally:
+        await asyncio.gather(*(node.stop() for node in nodes))
+
+
+def _totals(client: ExpertClient) -> tuple[float, float, float, float, float]:
+    """Calls, requests, bytes out, bytes back, and the busiest workers' seconds, of all layers."""
+    stats = list(client.site_stats().values())
+    # Of a call in pieces, `busy_s` adds up all pieces of all workers, who share its rows evenly.
+    busy = sum(site.busy_s for site in stats) / max(1, len(client.workers()))
+    sums = (sum(getattr(site, name) for site in stats) for name in ("calls", "requests", "bytes_out", "bytes_back"))
+    calls, requests, out, back = sums
+    return calls, requests, out, back, busy
+
+
+def _evaluate(pack: ModelPack, experts: Experts, case: Case, repeat: int) -> float:
+    """Seconds of the whole prompt, the best of `repeat`. In a thread of its own."""
+    model = LlamaModel(pack.backbone, remote_experts=True)
+    plan = trace_model(model, {t.name: t.ne for t in pack.manifest.tensors})
+    hook = EvalHook(plan, experts)
+    context = LlamaContext(model, n_context=case.tokens + 8, n_batch=case.batch, threads=1, callback=hook)
+    session = Session(model, context, hook)
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, model.n_vocab, case.tokens).tolist()
+    best = math.inf
+    try:
+        for _ in range(repeat):
+            context.clear()
+            began = time.perf_counter()
+            for at in range(0, len(tokens), case.batch):
+                # All logits, where each row is another generation's; so the last layer has all rows in both kinds.
+                session.evaluate(tokens[at : at + case.batch], at, all_logits=True)
+            best = min(best, time.perf_counter() - began)
+    finally:
+        session.close()
+    return best
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See the module."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["up"]:
+        return _up(given)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="two small cases, for a test")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rtt", type=float, default=80.0, help="milliseconds")
+    parser.add_argument("--mbit", type=_list_of(float), default=RATES, help="such as 100,1000,inf")
+    parser.add_argument("--tokens", type=_list_of(int), default=(2048, 8192), help="such as 2048,8192")
+    chosen = parser.parse_args(given)
+    result = run(chosen.quick, rtt_ms=chosen.rtt, rates=chosen.mbit, tokens=chosen.tokens)
+    print_rows(result, as_json=chosen.json)
+    return 0
+
+
+def _list_of(kind: Any) -> Any:  # what argparse takes as a type: str -> anything
+    return lambda text: tuple(kind(part) for part in text.split(","))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
