@@ -29,7 +29,10 @@ from transport.udp_socket import any_host
 
 Role = Literal["backbone", "worker", "both"]
 Address = tuple[str, int]
+WireWish = Literal["f32", "f16", "int8", "fp8", "auto"]
 MAX_THREADS = 512  # what ggml's thread pool takes
+MAX_PARALLEL = 64  # generations at once: each has its own context window in memory
+WIRE_WISHES: tuple[WireWish, ...] = ("f32", "f16", "int8", "fp8", "auto")
 ROLES: tuple[Role, ...] = ("backbone", "worker", "both")
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([kmgt]?)(?:i?b)?", re.ASCII)
 
@@ -61,6 +64,9 @@ _FILE_KEYS = frozenset(
         "memory",
         "replicas",
         "lan",
+        "speculate",
+        "parallel",
+        "lanes",
     ]
 )
 
@@ -109,8 +115,12 @@ class NodeConfig:
     open door; `memory` is then what it gives to experts, in bytes, None for a share of what is free, and `replicas` how
     many copies of an expert its founder wants on workers. Other nodes are wired by hand: `experts`, None for a pure
     backbone, and `peers`. `mode` "exact" returns every expert's raw F32 row (the local run's bits),
-    "partial" one weighted sum per worker and token in wire type `wire`. `device` is where experts are computed: "auto"
-    (a GPU where llama.cpp was built for one), "cpu", or ggml's name of a device.
+    "partial" one weighted sum per worker and token. `wires` are the types of x on the way out and of the answers on the
+    way back; "auto" is the cheapest that the gate passed. `speculate` is what drafts tokens: "ngram", a small GGUF of
+    the same vocabulary, or "off"; None is "ngram" where bits need not be the local run's. `parallel` generations run at
+    once, spread over `lanes` llama contexts; `batch` tokens of a prompt go in one step, 0 for what suits the link (and
+    512 in exact mode). `device` is where experts are computed: "auto" (a GPU where llama.cpp was built for one), "cpu",
+    or ggml's name of a device.
     """
 
     state_dir: Path
@@ -128,10 +138,13 @@ class NodeConfig:
     peers: tuple[PeerAddress, ...] = ()
     open: bool = False
     mode: Literal["exact", "partial"] = "exact"
-    wire: Literal["f32", "f16"] = "f32"
+    wires: tuple[WireWish, WireWish] = ("f32", "f32")
+    speculate: Path | Literal["ngram", "off"] = "off"
+    parallel: int = 1
+    lanes: int = 1
     threads: int = 1
     context: int = 0
-    batch: int = 512
+    batch: int = 0
     local_experts: bool = True
     gpu_layers: int = 0
     device: str = "auto"
@@ -176,11 +189,13 @@ def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path
         raise UsageError(f"--role backbone with --experts {experts}: a backbone serves none; say --role both")
     if role != "backbone" and not experts and not swarm:
         raise UsageError("a worker needs --experts: all · 2/3 · 0-4,9 · 0:0-4;2:1,3")
-    mode, wire = str(values.get("mode", "exact")), str(values.get("wire", "f32"))
-    if mode not in ("exact", "partial") or wire not in ("f32", "f16"):
-        raise UsageError(f"--mode {mode} --wire {wire}: mode is exact or partial, wire is f32 or f16")
-    if mode == "exact" and wire != "f32":
-        raise UsageError("--mode exact needs --wire f32: F16 cannot give the local run's bits")
+    mode = str(values.get("mode", "exact"))
+    if mode not in ("exact", "partial"):
+        raise UsageError(f"--mode {mode}: say exact or partial")
+    wires = parse_wires(str(values.get("wire", "f32")))
+    if mode == "exact" and wires != ("f32", "f32"):
+        raise UsageError("--mode exact needs --wire f32: nothing else gives the local run's bits; say --mode partial")
+    parallel = _number(values, "parallel", 1, 1, MAX_PARALLEL)
     try:
         emulation = LinkEmulation.parse(str(values["emulate"])) if values.get("emulate") else None
         relays = tuple(parse_relay_url(str(url)).text for url in values.get("relays", ()))
@@ -215,10 +230,13 @@ def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path
         peers=peers,
         open=bool(values.get("open", False)),
         mode="exact" if mode == "exact" else "partial",
-        wire="f32" if wire == "f32" else "f16",
+        wires=wires,
+        speculate=_speculate(values.get("speculate"), mode),
+        parallel=parallel,
+        lanes=_number(values, "lanes", min(2, parallel), 1, parallel),
         threads=_number(values, "threads", _default_threads(), 1, MAX_THREADS),
         context=_number(values, "context", 0, 0, 1 << 24),
-        batch=_number(values, "batch", 512, 1, 1 << 16),
+        batch=_number(values, "batch", 0, 0, 1 << 16),
         local_experts=bool(values.get("local_experts", True)),
         device=str(values.get("device", "auto")),
         gpu_layers=_number(values, "gpu_layers", 0, 0, 1 << 16),
@@ -236,6 +254,29 @@ def parse_address(text: str) -> Address:
     if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise UsageError(f"address {text!r}: write HOST:PORT, for example 127.0.0.1:4433 or [::1]:4433")
     return host, int(port)
+
+
+def parse_wires(text: str) -> tuple[WireWish, WireWish]:
+    """The types of rows on the wire, OUT/BACK, or one name for both ways. UsageError names what is known."""
+    out, slash, back = text.lower().partition("/")
+    found = [next((wish for wish in WIRE_WISHES if wish == name), None) for name in (out, back if slash else out)]
+    if found[0] is None or found[1] is None or (slash and "auto" in found):
+        raise UsageError(f"--wire {text[:40]}: give one of {', '.join(WIRE_WISHES)}, or two types as OUT/BACK")
+    return found[0], found[1]
+
+
+def _speculate(value: Any, mode: str) -> Path | Literal["ngram", "off"]:
+    """Drafts change the shape of batches, and so bits: not where the local run's are promised, unless asked for."""
+    if value is None:
+        return "off" if mode == "exact" else "ngram"
+    if value in ("ngram", "off"):
+        return "ngram" if value == "ngram" else "off"
+    path = _path(value, "speculate")
+    if not path.is_file():
+        raise UsageError(
+            f"--speculate {value}: say ngram, off, or give the GGUF of a small model of the same vocabulary"
+        )
+    return path
 
 
 def authorities(value: Any) -> Path:

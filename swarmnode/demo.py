@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +20,16 @@ from swarmnode.backbone.sampling import Sampling
 from swarmnode.backbone.session import GenerateRequest, GenerateResult, Session, TokenEvent
 from swarmnode.config import build_config
 from swarmnode.control import Json
-from swarmnode.errors import ControlError, UsageError
+from swarmnode.errors import Cancelled, ControlError, UsageError
+from swarmnode.gate import Verdict, save_verdict
+from swarmnode.gate.wires import GateOptions, measure
 from swarmnode.local_swarm import LocalSwarm
-from swarmnode.onboard import onboard
+from swarmnode.onboard import ModelPack, onboard
 
 MODEL = Path(__file__).parent / "data" / "pystdlib-moe-15m-Q4_K_M.gguf"
 CONTEXT, BATCH = 512, 512  # tokens; the same on both sides, because a batch's shape decides bits
 MAX_WORKERS = 16
+GATE_POSITIONS = 1024  # of real text, where rows of INT8 or FP8 are asked for
 _REFRESH = 0.25  # seconds between two looks at the backbone's status
 
 PROMPT = '''"""Read and write lines of a configuration file."""
@@ -88,11 +92,14 @@ async def run_demo(options: DemoOptions, view: View) -> Json:
     request.check()
     # The flags of the nodes, judged before anything is started.
     flags = {"mode": options.mode, "wire": options.wire, "emulate": options.emulate, "quic": options.quic}
-    build_config({"model": options.model, **flags}, None, state_dir=Path())
+    config = build_config({"model": options.model, **flags}, None, state_dir=Path())
     with tempfile.TemporaryDirectory(prefix="swarmnode-demo-") as name:
         folder = Path(name)
         view.stage("onboarding the model: backbone file and manifest")
         pack = await asyncio.to_thread(onboard, options.model, folder / "pack")
+        if set(config.wires) - {"f32", "f16"}:
+            view.stage("measuring which wire types the model can have")
+            save_verdict(pack, await _measured(pack))
         view.stage("running the model as one plain local process")
         local = await asyncio.to_thread(local_run, pack.source or options.model, request)
         view.stage(f"starting {options.workers} workers and a backbone")
@@ -111,6 +118,20 @@ async def run_demo(options: DemoOptions, view: View) -> Json:
             tokens, result, sites, status = await _swarm_run(swarm, request, view)
             view.stage("stopping")
         return _report(local, tokens, result, sites, status)
+
+
+async def _measured(pack: ModelPack) -> Verdict:
+    """The gate's verdict, from a thread that ends soon after this is cancelled."""
+    over = threading.Event()
+
+    def go_on(_stage: str, _done: int, _total: int) -> None:
+        if over.is_set():
+            raise Cancelled("cancelled")
+
+    try:
+        return await asyncio.to_thread(measure, pack, GateOptions(positions=GATE_POSITIONS), go_on)
+    finally:
+        over.set()
 
 
 def local_run(model_file: Path, request: GenerateRequest) -> tuple[list[TokenEvent], GenerateResult]:

@@ -33,11 +33,9 @@ from swarmnode.coordination.coordinator import Coordinator
 from swarmnode.coordination.lead import Lead
 from swarmnode.coordination.messages import Message
 from swarmnode.coordination.planning import RoutingFile, plan_request
-from swarmnode.dispatch.call import CallPolicy
 from swarmnode.dispatch.client import ExpertClient
 from swarmnode.dispatch.hello import ModelKey
 from swarmnode.dispatch.lane import dispatch_lane
-from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.dispatch.worker import ExpertWorker
 from swarmnode.errors import Cancelled, DispatchError, JoinRefused, SwarmnodeError, UsageError
 from swarmnode.model.manifest import told_address
@@ -62,6 +60,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 WRONG_LANE = 1  # close code: the peer does not do what the lane is for
+_VALUE_BYTES = {"f32": 4, "f16": 2, "int8": 1, "fp8": 1, "auto": 1}  # on the wire, as far as a plan cares
 _RATE_INTERVAL = 1.0  # seconds between two readings of the connections' counters
 
 
@@ -219,7 +218,7 @@ class Node:
                     plan_request(
                         manifest,
                         partial=config.mode == "partial",
-                        value_bytes=2 if config.wire == "f16" else 4,
+                        value_bytes=_VALUE_BYTES[config.wires[1]],
                         replicas=config.replicas,
                         local_budget=budget,
                     ),
@@ -255,9 +254,7 @@ class Node:
         )
         if local is not None:
             self._closing(local.close)
-        options = DispatchOptions(
-            mode=config.mode, wire_out=config.wire, wire_back=config.wire, call=CallPolicy(patient=config.swarm)
-        )
+        options = await self._in_thread(lambda: parts.dispatch_options(config, pack, self._report))
         self._has_local = local is not None
         if config.founds_swarm:
             file = config.state_dir / "routing.bin"
@@ -280,9 +277,13 @@ class Node:
         )
         self.client = client
         self._cleanup.append(client.close)
-        session = await self._in_thread(lambda: parts.load_session(config, pack, client, self._report), _close)
-        self.runner = GenerationRunner(session)
-        self._closing(session.close)
+        sessions = await self._in_thread(
+            lambda: parts.load_sessions(config, pack, client, self._report), parts.close_sessions
+        )
+        self._closing(lambda: parts.close_sessions(sessions))
+        drafting = await self._in_thread(lambda: parts.Drafting(config, sessions), _close)
+        self._closing(drafting.close)
+        self.runner = GenerationRunner(sessions, drafting.make)
         self._cleanup.append(self.runner.close)
 
     async def close(self, hurry: asyncio.Event | None = None) -> None:

@@ -9,20 +9,29 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from swarmnode.backbone.draft_model import DraftModel
+from swarmnode.backbone.draft_policy import DraftPriors
+from swarmnode.backbone.graph_trace import GraphPlan
 from swarmnode.backbone.hook import EvalHook
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
-from swarmnode.backbone.session import Session
+from swarmnode.backbone.session import MakeDrafter, Session
+from swarmnode.backbone.speculation import Speculator
 from swarmnode.bulk.fetcher import Fetcher
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.expert_bank import ExpertBank
 from swarmnode.compute.recipe import recipes_hash
 from swarmnode.config import NodeConfig, default_cache_dir
+from swarmnode.dispatch.call import CallPolicy
 from swarmnode.dispatch.client import ExpertClient
+from swarmnode.dispatch.codec import WireName
+from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.errors import CorruptSlice, DownloadFailed, ModelError, SourceChanged, TruncatedFile, UsageError
 from swarmnode.experts_spec import parse_experts
+from swarmnode.gate import best_wires, wires_allowed
 from swarmnode.model.digests import digest_experts
 from swarmnode.model.gguf_file import GgufFile
 from swarmnode.model.http_url import file_name, url_of
@@ -36,6 +45,8 @@ if TYPE_CHECKING:
     from swarmnode.model.http_source import HttpSource
 
 DEFAULT_CONTEXT = 4096  # tokens, where the model was trained for more
+BATCH, LARGEST_BATCH = 512, 2048  # tokens of a prompt in one step; the second where the link's figures decide
+TAKE_BACK = 8  # drafts where layers keep a running state: each costs a copy of it per generation
 HEARTBEAT_S = 0.25  # how soon Ctrl-C is noticed while a server is waited for
 log = logging.getLogger(__name__)
 
@@ -211,36 +222,110 @@ def local_engine(
         bank.close()  # it goes when the engine does
 
 
-def load_session(config: NodeConfig, pack: ModelPack, client: ExpertClient, report: Report) -> Session:
-    """The backbone's model with its hook; ModelError where its graph is not the one the pack was made with."""
-    manifest = pack.manifest
+def dispatch_options(config: NodeConfig, pack: ModelPack, report: Report) -> DispatchOptions:
+    """How this node calls workers: with the wire types that were asked for, as far as this model's gate allows them.
+
+    UsageError where INT8 or FP8 was asked for and the model was not gated.
+    """
+    out, back = config.wires
+    site_wires: Mapping[int, tuple[WireName, WireName]] = {}
+    notes: list[str] = []
+    if out == "auto" or back == "auto":
+        out = back = "f16"
+        site_wires, notes = best_wires(pack)
+    elif config.wires != ("f32", "f32"):
+        site_wires, notes = wires_allowed(pack, out, back)
+    for note in notes:
+        report("wire", note=note)
+    return DispatchOptions(
+        mode=config.mode,
+        wire_out=out,
+        wire_back=back,
+        site_wires=site_wires,
+        call=CallPolicy(patient=config.swarm),
+    )
+
+
+def load_sessions(config: NodeConfig, pack: ModelPack, client: ExpertClient, report: Report) -> list[Session]:
+    """The backbone's model, and a session with a hook of its own for each lane; the weights go with the last of them.
+
+    ModelError where the model's graph is not the one the pack was made with.
+    """
     pack.verify_backbone(lambda done, total: report("verify", done=done, total=total))
     model = LlamaModel(
         pack.backbone,
         remote_experts=True,
         gpu_layers=config.gpu_layers,
+        take_back=0 if config.speculate == "off" else TAKE_BACK,
         progress=lambda done: report("load", done=done),
     )
+    sessions: list[Session] = []
+    plans: dict[int, GraphPlan] = {}
     try:
-        plan = trace_model(model, {tensor.name: tensor.ne for tensor in manifest.tensors})
-        if recipes_hash([site.site for site in plan.sites]) != recipes_hash(manifest.sites):
-            raise ModelError(
-                f"{pack.path}: this llama.cpp builds another graph than the pack was made with; "
-                "run swarmnode onboard again"
+        n_context = config.context or min(model.n_context_trained, DEFAULT_CONTEXT)
+        suited = (
+            not config.batch and config.mode == "partial"
+        )  # where its shape may decide bits, a batch stays the same
+        n_batch = min(LARGEST_BATCH, n_context) if suited else config.batch or BATCH
+        for lane in range(config.lanes):
+            n_seq = (config.parallel + lane) // config.lanes
+            if n_seq not in plans:
+                plans[n_seq] = _checked_plan(model, pack, n_seq)
+            hook = EvalHook(plans[n_seq], client)
+            context = LlamaContext(
+                model,
+                n_context=n_context,
+                n_batch=max(n_batch, n_seq),
+                threads=config.threads,
+                callback=hook,
+                n_seq=n_seq,
             )
-        hook = EvalHook(plan, client)
-        context = LlamaContext(
-            model,
-            n_context=config.context or min(model.n_context_trained, DEFAULT_CONTEXT),
-            n_batch=config.batch,
-            threads=config.threads,
-            callback=hook,
-        )
+            sessions.append(Session(model, context, hook, prompt_chunk=client.prompt_chunk if suited else None))
     except BaseException:
+        for session in sessions:
+            session.close()
         model.close()
         raise
+    return sessions
 
-    def round_trips() -> int:
-        return sum(stats.calls for stats in client.site_stats().values())
 
-    return Session(model, context, hook, round_trips=round_trips, release=client.cancel_all)
+def _checked_plan(model: LlamaModel, pack: ModelPack, n_seq: int) -> GraphPlan:
+    manifest = pack.manifest
+    plan = trace_model(model, {tensor.name: tensor.ne for tensor in manifest.tensors}, n_seq=n_seq)
+    if recipes_hash([site.site for site in plan.sites]) != recipes_hash(manifest.sites):
+        raise ModelError(
+            f"{pack.path}: this llama.cpp builds another graph than the pack was made with; run swarmnode onboard again"
+        )
+    return plan
+
+
+def close_sessions(sessions: Sequence[Session]) -> None:
+    """End what they generate and free their contexts and the model."""
+    for session in sessions:
+        session.close()
+
+
+class Drafting:
+    """What drafts tokens for a node's generations: n-gram lookup, a small model, or nothing (`make` is None)."""
+
+    def __init__(self, config: NodeConfig, sessions: Sequence[Session]) -> None:
+        """UsageError for a draft model that does not fit, ModelError for one that cannot be loaded."""
+        self.make: MakeDrafter | None = None
+        self._model: DraftModel | None = None
+        if isinstance(config.speculate, Path):
+            first = sessions[0]
+            self.make = self._model = DraftModel(
+                config.speculate,
+                first.model,
+                n_context=first.context.n_context,
+                threads=config.threads,
+                drafters=config.parallel,
+            )
+        elif config.speculate == "ngram":
+            priors = DraftPriors()  # what all generations of this node learn together
+            self.make = lambda: Speculator(priors)
+
+    def close(self) -> None:
+        """Free the small model, if there is one."""
+        if self._model is not None:
+            self._model.close()

@@ -144,6 +144,7 @@ _LINES = {
     "handing-over": "handing over {experts} experts; Ctrl-C again to leave at once",
     "discovery-problem": "{error}",
     "plan-problem": "no new plan: {error}",
+    "wire": "{note}",
     "quarantined": "worker {peer:.8} is not asked any more: {why}",
     "task-failed": "task {task} failed: {error}",
     "close-problem": "while closing: {error}",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from swarmnode.cli.options import AsJson
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+_OWN_FLAGS: dict[str, Any] = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+    "add_help_option": False,  # the benchmark's own
+}
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer repetitions.")]
 
 
@@ -48,3 +52,44 @@ def fidelity(
     from swarmnode.tables import print_rows  # noqa: PLC0415
 
     print_rows(bench.run(positions), as_json=as_json)
+
+
+@app.command()
+def wire(quick: Quick = False, as_json: AsJson = False) -> None:
+    """Bytes per token and layer on the wire, for the layer shapes of published models."""
+    from swarmnode.bench import wire as bench  # noqa: PLC0415
+    from swarmnode.tables import print_rows  # noqa: PLC0415
+
+    print_rows(bench.run(quick=quick), as_json=as_json)
+
+
+@app.command(**_OWN_FLAGS)
+def wan(context: typer.Context) -> None:
+    """Decoding over a distance, lever by lever, beside its physical bound; --help shows its flags."""
+    from swarmnode.bench import wan as bench  # noqa: PLC0415
+
+    raise typer.Exit(bench.main(context.args))
+
+
+@app.command(**_OWN_FLAGS)
+def star(context: typer.Context) -> None:
+    """Workers at different distances asked at once, and what is computed during the trip; --help shows its flags."""
+    from swarmnode.bench import star as bench  # noqa: PLC0415
+
+    raise typer.Exit(bench.main(context.args))
+
+
+@app.command(**_OWN_FLAGS)
+def prefill(context: typer.Context) -> None:
+    """Long prompts and large batches over a link with little bandwidth; --help shows its flags."""
+    from swarmnode.bench import prefill as bench  # noqa: PLC0415
+
+    raise typer.Exit(bench.main(context.args))
+
+
+@app.command(**_OWN_FLAGS)
+def bulk(context: typer.Context) -> None:
+    """Slices between two processes, beside TLS over TCP; --help shows its flags."""
+    from swarmnode.bench import bulk as bench  # noqa: PLC0415
+
+    raise typer.Exit(bench.main(context.args))

@@ -83,9 +83,9 @@ def gate(
             return pack, verdict
 
         pack, verdict = run_interruptible(work)
-    found = report(pack.manifest, verdict)
     if not show:
         save_verdict(pack, verdict)
+    found = report(pack.manifest, verdict)
     if as_json:
         print(json.dumps(found))
     else:

@@ -50,7 +50,7 @@ Wire = Annotated[
     typer.Option(
         "--wire",
         envvar="SWARMNODE_WIRE",
-        help="Type of rows on the wire in partial mode: f32 or f16.",
+        help="Types on the wire in partial mode, OUT/BACK or one: f32, f16, int8, fp8, auto (the cheapest gated).",
         show_default="f32",
     ),
 ]

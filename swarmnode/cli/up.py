@@ -70,11 +70,30 @@ def up(
     name: Annotated[str | None, typer.Option(help="What people call this node.", show_default="host name")] = None,
     mode: Mode = None,
     wire: Wire = None,
+    speculate: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SWARMNODE_SPECULATE",
+            help="Draft tokens and verify them in one step: ngram, off, or the GGUF of a small draft model.",
+            show_default="ngram in partial mode, off in exact mode",
+        ),
+    ] = None,
+    parallel: Annotated[int | None, typer.Option(help="Generations at once.", show_default="1")] = None,
+    lanes: Annotated[
+        int | None,
+        typer.Option(
+            help="llama contexts they are spread over: one computes while the other waits.",
+            show_default="2, or 1 with --parallel 1",
+        ),
+    ] = None,
     threads: Threads = None,
     context: Annotated[
         int | None, typer.Option(help="Context in tokens.", show_default="the model's, at most 4096")
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Prompt tokens per step.", show_default="512")] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(help="Prompt tokens per step.", show_default="512; in partial mode what suits the link"),
+    ] = None,
     gpu_layers: Annotated[int | None, typer.Option(help="Backbone layers on the GPU.", show_default="0")] = None,
     device: Annotated[
         str | None, typer.Option(help="Where experts are computed: auto, cpu, or ggml's name.", show_default="auto")
@@ -123,6 +142,9 @@ def up(
         "name": name,
         "mode": mode,
         "wire": wire,
+        "speculate": speculate,
+        "parallel": parallel,
+        "lanes": lanes,
         "threads": threads,
         "context": context,
         "batch": batch,

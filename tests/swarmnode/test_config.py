@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.config import PeerAddress, build_config, format_address, parse_address, reachable_host
+from swarmnode.config import NodeConfig, PeerAddress, build_config, format_address, parse_address, reachable_host
 from swarmnode.errors import UsageError
 from transport.identity import Identity
 from transport.udp_socket import any_host
@@ -20,7 +20,8 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         f'listen = "[::]:4433"\npeers = ["{PEER}@10.0.0.1:4433"]\nemulate = "rtt=10ms"\n'
     )
     config = build_config({"threads": 5, "experts": None, "peers": []}, file, state_dir=tmp_path)
-    assert (config.threads, config.experts, config.mode, config.wire, config.open) == (5, "1/2", "partial", "f16", True)
+    assert (config.threads, config.experts, config.mode, config.open) == (5, "1/2", "partial", True)
+    assert config.wires == ("f16", "f16")
     assert config.role == "worker"
     assert config.listen == ("::", 4433)
     assert config.peers == (PeerAddress(PEER, ("10.0.0.1", 4433)),)
@@ -57,7 +58,7 @@ def test_roles() -> None:
         ("model = '~nobody-of-that-name/m'", "--model"),
         ("model = 'm'\nsource = \"a\\u0000b\"", "no file has such a name"),
         ("model = 'm'\nthreads = 513", "1 to 512"),
-        ("model = 'm'\nmode = 'fast'", "mode is exact or partial"),
+        ("model = 'm'\nmode = 'fast'", "say exact or partial"),
     ],
 )
 def test_files_that_cannot_be_meant(tmp_path: Path, text: str, message: str) -> None:
@@ -181,3 +182,44 @@ def test_addresses_to_advertise(tmp_path: Path) -> None:
 def test_addresses_that_cannot_be_advertised(given: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         build_config({"model": "m", **given}, None, state_dir=Path())
+
+
+@pytest.mark.parametrize(
+    ("text", "wires"),
+    [("f16", ("f16", "f16")), ("INT8/f16", ("int8", "f16")), ("auto", ("auto", "auto")), ("f32/fp8", ("f32", "fp8"))],
+)
+def test_wire_types_of_both_ways(text: str, wires: tuple[str, str]) -> None:
+    config = build_config({"model": "m", "mode": "partial", "wire": text}, None, state_dir=Path())
+    assert config.wires == wires
+
+
+@pytest.mark.parametrize("text", ["f8", "f16/", "/f16", "int8/f16/f16", "", "int8//int8", "auto/f16"])
+def test_unknown_wire_types_are_one_line(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--wire .*f32, f16, int8, fp8, auto") as caught:
+        build_config({"model": "m", "mode": "partial", "wire": text}, None, state_dir=Path())
+    assert "\n" not in str(caught.value)
+
+
+def test_drafting_is_off_where_bits_are_promised(tmp_path: Path) -> None:
+    def config(**given: object) -> NodeConfig:
+        return build_config({"model": "m", **given}, None, state_dir=tmp_path)
+
+    assert config().speculate == "off"
+    assert config(mode="partial").speculate == "ngram"
+    assert config(mode="partial", speculate="off").speculate == "off"
+    assert config(speculate="ngram").speculate == "ngram"
+    draft = tmp_path / "draft.gguf"
+    with pytest.raises(UsageError, match="--speculate"):
+        config(speculate=str(draft))
+    draft.touch()
+    assert config(speculate=str(draft)).speculate == draft
+
+
+def test_lanes_never_outnumber_the_generations() -> None:
+    def config(**given: object) -> NodeConfig:
+        return build_config({"model": "m", **given}, None, state_dir=Path())
+
+    assert (config().parallel, config().lanes) == (1, 1)
+    assert (config(parallel=4).parallel, config(parallel=4).lanes) == (4, 2)
+    with pytest.raises(UsageError, match="--lanes 5"):
+        config(parallel=4, lanes=5)

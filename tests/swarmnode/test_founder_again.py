@@ -39,7 +39,7 @@ async def test_one_plan_is_made_with_all_that_come_back(
         await founder.close()
         for _, heard in workers:
             heard.seen.clear()
-        load = parts.load_session
+        load = parts.load_sessions
 
         def linked(node: Node) -> bool:
             return node.swarm is not None and founder.endpoint.peer_id in node.swarm.member.mesh.up()
@@ -49,7 +49,7 @@ async def test_one_plan_is_made_with_all_that_come_back(
                 time.sleep(0.01)
             return load(*given)
 
-        monkeypatch.setattr(parts, "load_session", when_linked)
+        monkeypatch.setattr(parts, "load_sessions", when_linked)
         founder, events = await start_node(tmp_path / "founder", demo_pack, **founding)
         nodes.append(founder)
         plan = (await events.wait("plan"))[0]
