@@ -233,7 +233,7 @@ def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path
         wires=wires,
         speculate=_speculate(values.get("speculate"), mode),
         parallel=parallel,
-        lanes=_number(values, "lanes", min(2, parallel), 1, parallel),
+        lanes=_lanes(values, parallel),
         threads=_number(values, "threads", _default_threads(), 1, MAX_THREADS),
         context=_number(values, "context", 0, 0, 1 << 24),
         batch=_number(values, "batch", 0, 0, 1 << 16),
@@ -263,6 +263,13 @@ def parse_wires(text: str) -> tuple[WireWish, WireWish]:
     if found[0] is None or found[1] is None or (slash and "auto" in found):
         raise UsageError(f"--wire {text[:40]}: give one of {', '.join(WIRE_WISHES)}, or two types as OUT/BACK")
     return found[0], found[1]
+
+
+def _lanes(values: Mapping[str, Any], parallel: int) -> int:
+    lanes = _number(values, "lanes", min(2, parallel), 1, MAX_PARALLEL)
+    if lanes > parallel:
+        raise UsageError(f"--lanes {lanes}: more contexts than generations at once; give --parallel {lanes} too")
+    return lanes
 
 
 def _speculate(value: Any, mode: str) -> Path | Literal["ngram", "off"]:

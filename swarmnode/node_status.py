@@ -108,7 +108,26 @@ def _generation(node: Node) -> GenerationStatus:
     runner = node.runner
     if runner is None:
         return GenerationStatus(False, 0, 0.0)
-    return GenerationStatus(runner.active, runner.tokens, runner.last_tokens_per_s)
+    config = node.config
+    return GenerationStatus(
+        active=runner.active,
+        tokens=runner.tokens,
+        tokens_per_s=runner.last_tokens_per_s,
+        running=runner.running,
+        waiting=runner.waiting,
+        parallel=config.parallel,
+        lanes=config.lanes,
+        mode=config.mode,
+        wires=_wires(node),
+        speculate=str(config.speculate),
+    )
+
+
+def _wires(node: Node) -> dict[str, str]:
+    if node.client is None:
+        return {}
+    pairs = {site: node.client.wires(site.index) for site in node.pack.manifest.sites}
+    return {str(site.layer): f"{out.name}/{back.name}" for site, (out, back) in pairs.items()}
 
 
 def node_sites(node: Node) -> list[SiteStatus]:

@@ -263,6 +263,9 @@ def load_sessions(config: NodeConfig, pack: ModelPack, client: ExpertClient, rep
     plans: dict[int, GraphPlan] = {}
     try:
         n_context = config.context or min(model.n_context_trained, DEFAULT_CONTEXT)
+        if n_context > model.n_context_trained:
+            note = f"the model was trained for {model.n_context_trained} tokens of context; beyond, text may be poor"
+            report("note", note=note)
         suited = (
             not config.batch and config.mode == "partial"
         )  # where its shape may decide bits, a batch stays the same

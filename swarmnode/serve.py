@@ -145,6 +145,7 @@ _LINES = {
     "discovery-problem": "{error}",
     "plan-problem": "no new plan: {error}",
     "wire": "{note}",
+    "note": "{note}",
     "quarantined": "worker {peer:.8} is not asked any more: {why}",
     "task-failed": "task {task} failed: {error}",
     "close-problem": "while closing: {error}",

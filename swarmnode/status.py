@@ -45,11 +45,22 @@ class SiteStatus(msgspec.Struct, frozen=True):
 
 
 class GenerationStatus(msgspec.Struct, frozen=True):
-    """What the backbone is doing."""
+    """What the backbone is doing, and how it was told to do it.
+
+    `tokens` since it started; `tokens_per_s` of the generation that ended last; `running` and `waiting` count
+    generations. `wires` are the types on the way out and back by layer, such as "INT8/F16".
+    """
 
     active: bool
     tokens: int
     tokens_per_s: float
+    running: int = 0
+    waiting: int = 0
+    parallel: int = 1
+    lanes: int = 1
+    mode: str = "exact"
+    wires: dict[str, str] = {}
+    speculate: str = "off"
 
 
 class TransportStatus(msgspec.Struct, frozen=True):

@@ -108,6 +108,8 @@ def node_table(status: Row) -> Table:
         "peers": f"{len(status['peers'])}",
         "served": f"{status['served_calls']} calls, {status['served_rows']} rows",
     }
+    if wires := status["generation"]["wires"]:
+        rows |= _generation_rows(status["generation"], wires)
     if swarm := status.get("swarm"):
         rows |= _swarm_rows(swarm)
     for peer, why in status.get("quarantined", {}).items():
@@ -117,6 +119,18 @@ def node_table(status: Row) -> Table:
     for name, value in rows.items():
         table.add_row(name, Text(value))
     return table
+
+
+def _generation_rows(generation: Row, wires: dict[str, str]) -> dict[str, str]:
+    kinds = sorted(set(wires.values()))
+    by_kind = (f"{kind} in layer {', '.join(layer for layer, one in wires.items() if one == kind)}" for kind in kinds)
+    where = kinds[0] if len(kinds) == 1 else "; ".join(by_kind)
+    running, waiting, most = (generation[key] for key in ("running", "waiting", "parallel"))
+    return {
+        "experts asked": f"{generation['mode']} mode, {where} on the wire",
+        "generating": f"{running} of {most} at once in {generation['lanes']} contexts, {waiting} waiting; "
+        f"drafts: {generation['speculate']}",
+    }
 
 
 def _swarm_rows(swarm: Row) -> dict[str, str]:

@@ -38,7 +38,7 @@ PURSE = 8.0  # plain steps: profit beyond this is kept, not staked
 FIRST_TRIES, FIRST_MOST = 3, 2  # until so many drafts were timed, they are short:
 CARE = 3.0  # … a guess may cost so many times what prompts suggest
 REFERENCE = 64  # steps × gain²: after so many without a plain one, one is taken, so that plain steps stay known
-STALE = 256  # steps without a draft, after which guesses are tried again at half the believed cost
+STALE = 32  # steps without a draft, after which guesses are tried again at half the believed cost
 
 # Acceptance: what guesses rest on ("kind"), and the prior of the first guess of each, measured on held-out Python and
 # English docstrings. By the match's length and its places: one; several, all alike; most, or few, of them as guessed.

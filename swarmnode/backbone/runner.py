@@ -123,6 +123,13 @@ class GenerationRunner:
 
         self._queue.append(turn)
         self._assign()
+        if turn.lane is None:  # what cannot be is refused at once, not when its turn comes
+            try:
+                await asyncio.to_thread(self._lanes[0].session.prompt_tokens, request)
+            except Exception as error:
+                self._give_back(turn)
+                events.put_nowait(error)
+                return
         await turn.woken.wait()
         lane = turn.lane
         if lane is None:
@@ -137,14 +144,15 @@ class GenerationRunner:
                 drafter=self._drafter,
             )
             result = await asyncio.wrap_future(future)
+            if self._closed and result.stopped_by == "cancelled":
+                raise Cancelled("this node is shutting down")
         except Exception as error:  # it belongs to the reader
             events.put_nowait(error)
         else:
             self.last_tokens_per_s = result.tokens_per_s
             events.put_nowait(result)
         finally:
-            lane.running.discard(cancelled)
-            self._assign()
+            self._give_back(turn)
 
     def _assign(self) -> None:
         """Give lanes with room to those that wait longest, the least loaded first."""
@@ -158,6 +166,14 @@ class GenerationRunner:
             turn.woken.set()
         while self._queue and self._closed:
             self._queue.popleft().woken.set()
+
+    def _give_back(self, turn: _Turn) -> None:
+        """This turn needs its place no more, in a lane or in the queue."""
+        if turn.lane is not None:
+            turn.lane.running.discard(turn.cancelled)
+        elif turn in self._queue:
+            self._queue.remove(turn)
+        self._assign()
 
     def _end(self, turn: _Turn) -> None:
         """Nobody wants this turn's generation any more."""

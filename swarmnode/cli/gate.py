@@ -46,7 +46,7 @@ def gate(
 
     from swarmnode.errors import ModelError  # noqa: PLC0415
     from swarmnode.gate.report import report  # noqa: PLC0415
-    from swarmnode.gate.verdict_file import load_verdict, save_verdict  # noqa: PLC0415
+    from swarmnode.gate.verdict_file import keep_verdict, load_verdict  # noqa: PLC0415
     from swarmnode.gate.wires import GateOptions, measure  # noqa: PLC0415
     from swarmnode.interruptible import run_interruptible  # noqa: PLC0415
     from swarmnode.parts import resolve_pack  # noqa: PLC0415
@@ -83,13 +83,12 @@ def gate(
             return pack, verdict
 
         pack, verdict = run_interruptible(work)
-    if not show:
-        save_verdict(pack, verdict)
+    kept = show or keep_verdict(pack, verdict)
     found = report(pack.manifest, verdict)
     if as_json:
         print(json.dumps(found))
     else:
-        _show(found, pack)
+        _show(found, pack, kept=kept)
     if not found["passed"]:
         raise typer.Exit(1)
 
@@ -104,7 +103,7 @@ def _progress(*, enabled: bool) -> Progress:
     return Progress(*columns, console=console, disable=not enabled or not console.is_terminal)
 
 
-def _show(found: dict[str, Any], pack: ModelPack) -> None:
+def _show(found: dict[str, Any], pack: ModelPack, *, kept: bool) -> None:
     from swarmnode.tables import console_for_data, human_bytes, show  # noqa: PLC0415
 
     console = console_for_data()
@@ -130,7 +129,10 @@ def _show(found: dict[str, Any], pack: ModelPack) -> None:
         markup=False,
         highlight=False,
     )
-    console.print(f"kept in {pack.verdict_file}", markup=False, highlight=False, soft_wrap=True)
+    where = f"kept in {pack.verdict_file}"
+    if not kept:
+        where = f"not kept: with an earlier text the model passed, and that verdict stays in {pack.verdict_file}"
+    console.print(where, markup=False, highlight=False, soft_wrap=True)
 
 
 def _pairs_table(pairs: Sequence[dict[str, Any]]) -> Table:

@@ -75,7 +75,9 @@ def generate(
                     print(json.dumps(result))
                 else:
                     drafts = f", {result['accepted_per_step']:.2f} per step" if result["drafted"] else ""
-                    print(f"\n[{result['tokens']} tokens, {result['tokens_per_s']:.1f}/s{drafts}]", file=sys.stderr)
+                    full = ", the context is full" if result["stopped_by"] == "context" else ""
+                    rate = f"{result['tokens_per_s']:.1f}/s"
+                    print(f"\n[{result['tokens']} tokens, {rate}{drafts}{full}]", file=sys.stderr)
                 if speculate and result["speculation"] != "on":
                     print(f"swarmnode: nothing was drafted: {result['speculation']}", file=sys.stderr)
 

@@ -30,7 +30,7 @@ from swarmnode.compute.engine_api import Engine
 from swarmnode.compute.recipe import Site
 from swarmnode.dispatch.call import Action, Call, Cancel, Fail, Finish, Late, RunLocal, Send
 from swarmnode.dispatch.checks import Checks, Verdict
-from swarmnode.dispatch.codec import F32
+from swarmnode.dispatch.codec import F32, WireType
 from swarmnode.dispatch.cutting import Shared
 from swarmnode.dispatch.frames import Answer, Hello
 from swarmnode.dispatch.health import DECODE_PAIRS
@@ -231,6 +231,10 @@ class ExpertClient:
         """Return the attached workers' figures."""
         now = time.monotonic()
         return [worker.view(now) for worker in list(self._workers.values())]
+
+    def wires(self, site: int) -> tuple[WireType, WireType]:
+        """Return the types in which x goes out to a site and its answers come back."""
+        return self._options.wires(site)
 
     def prompt_chunk(self, most: int) -> int:
         """Return how many of `most` tokens of a prompt should go in one step, as far as the workers' pace is known."""

@@ -28,8 +28,7 @@ def wires_allowed(pack: ModelPack, out: WireName, back: WireName) -> tuple[Mappi
     if isinstance(verdict, str):
         if gated:
             raise UsageError(
-                f"{gated[0].upper()} on the wire needs a gate that this model passed: "
-                f"run swarmnode gate {pack.source or pack.path} ({verdict})"
+                f"{gated[0].upper()} on the wire needs a gate that this model passed: {_how(pack)} ({verdict})"
             )
         return {}, []
     wanted = (out, back)
@@ -41,11 +40,18 @@ def best_wires(pack: ModelPack) -> tuple[Mapping[int, Pair], list[str]]:
     """The cheapest types that the model passed, for every site; F16 both ways and a line that says why otherwise."""
     verdict = load_verdict(pack)
     if isinstance(verdict, str):
-        how = f"swarmnode gate {pack.source or pack.path} finds out what else it can have"
-        return dict.fromkeys(range(len(pack.manifest.sites)), ("f16", "f16")), [f"F16 on the wire ({verdict}): {how}"]
+        note = f"F16 on the wire ({verdict}); for less, {_how(pack)}"
+        return dict.fromkeys(range(len(pack.manifest.sites)), ("f16", "f16")), [note]
     wires = verdict.best()
     found = sorted({pair_name(pair) for pair in wires.values()})
     return wires, [f"{' and '.join(found)} on the wire, as this model's gate allows"]
+
+
+def _how(pack: ModelPack) -> str:
+    """What to do for a verdict: a node that has the model from a swarm has not the experts that the gate computes."""
+    if pack.source is not None:
+        return f"run swarmnode gate {pack.source}"
+    return f"run swarmnode gate where the model's GGUF is, and copy that pack's verdict.json to {pack.verdict_file}"
 
 
 def _notes(verdict: Verdict, wanted: Pair, wires: Mapping[int, Pair]) -> list[str]:

@@ -23,6 +23,7 @@ MAX_SITES = 4096
 # What is run as a whole. F32 in place of F16 loses nothing, so pairs with F32 are covered by those with F16.
 VERIFIED: tuple[Pair, ...] = tuple(product(WIRES[1:], WIRES[1:]))
 SAFE: Pair = ("f32", "f32")
+FINEST: Pair = ("f16", "f16")  # of those that are measured
 
 Hash = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
 Text = Annotated[str, msgspec.Meta(max_length=300)]
@@ -99,9 +100,17 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pairs: Annotated[tuple[PairFigures, ...], msgspec.Meta(max_length=len(VERIFIED))]
 
     def objection(self, pair: Pair) -> str:
-        """Why the whole model does not pass with this pair of types, "" where it does."""
+        """Why the whole model does not pass with this pair of types, "" where it does.
+
+        Nothing coarser passes where F16 does not: then the text says nothing, or chance has let a coarser one through.
+        """
         if pair == SAFE:
             return ""
+        if self._figures(pair) != self._figures(FINEST) and (why := self._objection(FINEST)):
+            return f"F16 does not pass either: {why}"
+        return self._objection(pair)
+
+    def _objection(self, pair: Pair) -> str:
         found = self._figures(pair)
         if found is None:
             return "not measured"

@@ -9,7 +9,7 @@ import msgspec
 from swarmnode.compute.ggml import engine_build
 from swarmnode.compute.recipe import recipes_hash
 from swarmnode.gate.coding import WIRES, Codec, pair_name
-from swarmnode.gate.verdict import FORMAT, Bound, Verdict
+from swarmnode.gate.verdict import FINEST, FORMAT, Bound, Verdict
 from swarmnode.model.atomic_file import write_atomically
 from swarmnode.onboard import ModelPack
 
@@ -26,6 +26,19 @@ def bound_of(pack: ModelPack, codec: Codec | None = None) -> Bound:
         engine=engine_build(),
         codec=(codec or Codec()).fingerprint(),
     )
+
+
+def keep_verdict(pack: ModelPack, verdict: Verdict) -> bool:
+    """Put a verdict into a pack, unless not even F16 passes by it and the one that is there knows better.
+
+    Returns whether it was kept. Raises ModelError where it cannot be written.
+    """
+    if verdict.objection(FINEST):
+        earlier = load_verdict(pack)
+        if isinstance(earlier, Verdict) and not earlier.objection(FINEST):
+            return False
+    save_verdict(pack, verdict)
+    return True
 
 
 def save_verdict(pack: ModelPack, verdict: Verdict) -> None:

@@ -56,10 +56,8 @@ class GateOptions:
 
     def __post_init__(self) -> None:
         if not MIN_POSITIONS <= self.positions <= MAX_POSITIONS:
-            raise UsageError(
-                f"{self.positions} positions: give {MIN_POSITIONS} to {MAX_POSITIONS}; of fewer, the lowest 0.1 % of "
-                "rows says nothing"
-            )
+            few = "; of fewer, the lowest 0.1 % of rows says nothing" if self.positions < MIN_POSITIONS else ""
+            raise UsageError(f"{self.positions} positions: give {MIN_POSITIONS} to {MAX_POSITIONS}{few}")
         if self.own_kl is not None and not 0 < self.own_kl <= 10:
             raise UsageError(f"a quantisation that costs a KL of {self.own_kl:g} cannot be meant")
 

@@ -12,7 +12,7 @@ import pytest
 
 from swarmnode.backbone import runner
 from swarmnode.backbone.runner import GenerationRunner
-from swarmnode.backbone.session import GenerateRequest, GenerateResult, MakeDrafter, Session, TokenEvent
+from swarmnode.backbone.session import GenerateRequest, GenerateResult, MakeDrafter, Session, StoppedBy, TokenEvent
 from swarmnode.errors import Cancelled, UsageError
 
 
@@ -26,6 +26,10 @@ class CountingSession:
         self.interrupts = 0
         self.prompts: list[str] = []
         self._threads = ThreadPoolExecutor(n_seq)
+
+    def prompt_tokens(self, request: GenerateRequest) -> list[int]:
+        request.check()
+        return [0]
 
     def submit(
         self,
@@ -52,7 +56,8 @@ class CountingSession:
                     break
             on_token(TokenEvent(count, count, "x"))
             count += 1
-        return GenerateResult("x" * count, count, 1, 0.0, 0.0, 1.0, count, 1.0, 0.0, "length")
+        stopped_by: StoppedBy = "cancelled" if cancelled.is_set() else "length"
+        return GenerateResult("x" * count, count, 1, 0.0, 0.0, 1.0, count, 1.0, 0.0, stopped_by)
 
     def interrupt(self) -> None:
         self.interrupts += 1
@@ -135,7 +140,8 @@ async def test_close_ends_the_running_one_and_refuses_those_that_wait(session: C
     waiting = asyncio.create_task(read(generations, GenerateRequest(prompt="p", max_tokens=1)))
     await asyncio.sleep(0)
     await asyncio.wait_for(generations.close(), 5)
-    assert isinstance((await running)[-1], GenerateResult)
+    with pytest.raises(Cancelled, match="shutting down"):  # a text that is cut must not look like a whole one
+        await running
     with pytest.raises(Cancelled, match="shutting down"):
         await waiting
     with pytest.raises(Cancelled, match="shutting down"):
@@ -185,4 +191,16 @@ async def test_who_leaves_while_waiting_needs_no_lane(session: CountingSession) 
     session.step.release()
     await asyncio.wait_for(slow, 5)
     assert session.prompts == ["slow"]
+    await generations.close()
+
+
+async def test_what_cannot_be_is_refused_at_once_and_not_in_its_turn(session: CountingSession) -> None:
+    generations = make(session)
+    running = asyncio.create_task(read(generations, GenerateRequest(prompt="slow", max_tokens=1)))
+    await asyncio.to_thread(session.started.wait)
+    with pytest.raises(UsageError, match="an empty prompt"):
+        await asyncio.wait_for(read(generations, GenerateRequest(prompt="")), 10)
+    assert (generations.running, generations.waiting) == (1, 0)
+    session.step.release()
+    await running
     await generations.close()

@@ -12,7 +12,7 @@ import pytest
 from swarmnode import control
 from swarmnode.cli import main
 
-RESULT = {"tokens": 2, "tokens_per_s": 3.0, "drafted": 0, "accepted_per_step": 1.0}
+RESULT = {"tokens": 2, "tokens_per_s": 3.0, "drafted": 0, "accepted_per_step": 1.0, "stopped_by": "length"}
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])

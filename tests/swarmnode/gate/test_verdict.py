@@ -15,8 +15,8 @@ from swarmnode.dispatch.codec import WireName
 from swarmnode.errors import ModelError, UsageError
 from swarmnode.gate import best_wires, load_verdict, save_verdict, wires_allowed
 from swarmnode.gate.coding import Pair
-from swarmnode.gate.verdict import MAX_SITES, SAFE, Verdict
-from swarmnode.gate.verdict_file import MAX_BYTES, bound_of
+from swarmnode.gate.verdict import MAX_SITES, SAFE, VERIFIED, Verdict
+from swarmnode.gate.verdict_file import MAX_BYTES, bound_of, keep_verdict
 from swarmnode.onboard import ModelPack
 from tests.swarmnode.gate.samples import PAIRS, site, verdict
 
@@ -126,9 +126,13 @@ class TestAllowed:
             assert f"swarmnode gate {pack.source} (not gated yet)" in str(e.value)
         wires, notes = best_wires(pack)
         assert wires == dict.fromkeys(range(4), ("f16", "f16"))
-        assert notes == [
-            f"F16 on the wire (not gated yet): swarmnode gate {pack.source} finds out what else it can have"
-        ]
+        assert notes == [f"F16 on the wire (not gated yet); for less, run swarmnode gate {pack.source}"]
+
+    def test_who_has_no_experts_is_told_another_way(self, pack: ModelPack) -> None:
+        joined = ModelPack(pack.path, pack.manifest, None)
+        with pytest.raises(UsageError, match=r"copy that pack's verdict\.json to .*verdict\.json") as caught:
+            wires_allowed(joined, "int8", "int8")
+        assert "\n" not in str(caught.value)
 
     def test_all_as_wanted(self, pack: ModelPack) -> None:
         save_verdict(pack, fitting(pack))
@@ -231,3 +235,21 @@ class TestFile:
     def test_a_wire_name_is_one_of_four(self) -> None:
         names: tuple[WireName, ...] = ("f32", "f16", "int8", "fp8")
         assert {wire for pair in PAIRS for wire in pair} == set(names)
+
+
+def test_nothing_coarser_passes_where_f16_does_not() -> None:
+    found = verdict(site(), site(1), bad={("f16", "f16"): {"dnll": -0.0076}})
+    for pair in VERIFIED:
+        assert "F16" in found.objection(pair) or pair == ("f16", "f16")
+        assert found.objection(pair)
+        assert found.used(pair) == SAFE
+    assert set(found.best().values()) == {SAFE}
+
+
+def test_a_text_that_says_nothing_does_not_undo_what_is_known(pack: ModelPack) -> None:
+    bad = fitting(pack, bad={("f16", "f16"): {"kl": 1.0}})
+    good = fitting(pack)
+    assert keep_verdict(pack, bad)
+    assert keep_verdict(pack, good)
+    assert not keep_verdict(pack, bad)
+    assert load_verdict(pack) == good
