@@ -72,39 +72,54 @@ class BoastingNode(WrappingNode):
         return Boaster(engine)
 
 
+class Swarm:
+    """A founder that keeps almost nothing itself, and members."""
+
+    def __init__(self, folder: Path, pack: ModelPack) -> None:
+        self._folder = folder
+        self.events = Events()
+        settings = {"model": pack.path, "memory": "1K", **HERE}
+        self.founder = Node(build_config(settings, None, state_dir=folder / "founder"), self.events)
+        self.members: list[Node] = []
+
+    async def join(self, name: str, kind: type[Node], memory: str) -> Events:
+        """Start a member and wait until it holds its part."""
+        events = Events()
+        ticket = (await self.events.wait("ticket"))[0]["ticket"]
+        settings = {"ticket": ticket, "memory": memory, "name": name, **HERE}
+        self.members.append(kind(build_config(settings, None, state_dir=self._folder / name), events))
+        await self.members[-1].start()
+        await events.wait("holding")
+        return events
+
+
 @contextlib.asynccontextmanager
-async def swarm(
-    folder: Path, pack: ModelPack, worker: type[Node], memory: str
-) -> AsyncIterator[tuple[Node, Events, Node, Events]]:
-    """A founder that keeps almost nothing itself, an honest worker with the whole model, and another one."""
-    founded, told = Events(), Events()
-    nodes = [Node(build_config({"model": pack.path, "memory": "1K", **HERE}, None, state_dir=folder / "f"), founded)]
+async def swarm(folder: Path, pack: ModelPack) -> AsyncIterator[Swarm]:
+    made = Swarm(folder, pack)
     try:
-        await nodes[0].start()
-        ticket = (await founded.wait("ticket"))[0]["ticket"]
-        for name, kind, given, events in (("bad", worker, memory, told), ("good", Node, "9M", Events())):
-            settings = {"ticket": ticket, "memory": given, "name": name, **HERE}
-            nodes.append(kind(build_config(settings, None, state_dir=folder / name), events))
-            await nodes[-1].start()
-            await events.wait("holding")
-        yield nodes[0], founded, nodes[1], told
+        await made.founder.start()
+        yield made
     finally:
-        for node in reversed(nodes):
-            if node is not nodes[0] and node.swarm is not None:
-                node.is_ready = False  # nobody is left to hand over to
+        for node in reversed(made.members):
+            node.is_ready = False  # nobody is left to hand over to
             await node.close()
+        await made.founder.close()
 
 
 async def test_a_tampering_worker_is_named_and_gets_nothing_any_more(
     tmp_path: Path, demo_pack: ModelPack, local_run: list[tuple[int, str]]
 ) -> None:
-    async with swarm(tmp_path, demo_pack, WrappingNode, "9M") as (founder, events, bad, _):
-        for _ in range(ROUNDS):  # on a busy machine it may at first be late, and so asked nothing that is looked at
+    async with swarm(tmp_path, demo_pack) as s:
+        founder, events = s.founder, s.events
+        await s.join("bad", WrappingNode, "9M")  # alone, or an honest one might be asked in its place, being quicker
+        bad = s.members[0]
+        for _ in range(ROUNDS):  # on a busy machine it may at first be late
             tokens, _ = await generate(founder, REQUEST)
             assert tokens == local_run
             if events.count("quarantined"):
                 break
         (named,) = await events.wait("quarantined", timeout=1.0)
+        await s.join("good", Node, "9M")
         assert named["peer"] == str(bad.endpoint.peer_id)
         assert list(founder.status().quarantined) == [named["peer"]]
 
@@ -129,10 +144,12 @@ async def test_a_tampering_worker_is_named_and_gets_nothing_any_more(
 async def test_a_worker_that_says_it_holds_everything_costs_no_token(
     tmp_path: Path, demo_pack: ModelPack, local_run: list[tuple[int, str]]
 ) -> None:
-    async with swarm(tmp_path, demo_pack, BoastingNode, "1M") as (founder, _, _bad, told):
+    async with swarm(tmp_path, demo_pack) as s:
+        told = await s.join("bad", BoastingNode, "1M")
+        await s.join("good", Node, "9M")
         for _ in range(2):
-            tokens, _ = await generate(founder, REQUEST)
+            tokens, _ = await generate(s.founder, REQUEST)
             assert tokens == local_run
         assert not [event for event in told.seen if event["event"] == "task-failed"]
-        (view,) = [peer for peer in founder.status().peers if peer.name == "bad"]
+        (view,) = [peer for peer in s.founder.status().peers if peer.name == "bad"]
         assert view.failures > 0, view
