@@ -10,7 +10,6 @@ margin may flip; a larger one would be a fault.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,10 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     result = run(given.tokens)
-    if given.json:
-        print(json.dumps(result))
-    else:
-        print_rows(result, as_json=False)
+    print_rows(result, as_json=given.json)
     return 0
 
 

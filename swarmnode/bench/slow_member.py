@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import signal
 import statistics
 import sys
@@ -285,12 +284,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args(given)
     result = run(chosen.cases, rtt_ms=chosen.rtt_ms, replicas=chosen.replicas, run_s=chosen.seconds)
-    if chosen.json:
-        print(json.dumps(result, indent=1))
-    else:
-        from swarmnode.tables import print_rows  # noqa: PLC0415
+    from swarmnode.tables import print_rows  # noqa: PLC0415
 
-        print_rows(result, as_json=False)
+    print_rows(result, as_json=chosen.json)
     return 0
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 import time
@@ -229,12 +228,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     result = run(quick=given.quick)
-    if given.json:
-        print(json.dumps(result, indent=1))
-    else:
-        from swarmnode.tables import print_rows  # noqa: PLC0415
+    from swarmnode.tables import print_rows  # noqa: PLC0415
 
-        print_rows(result, as_json=False)
+    print_rows(result, as_json=given.json)
     return 0
 
 

@@ -64,7 +64,7 @@ async def wan_swarm(
     async with contextlib.AsyncExitStack() as stack:
         relay: RelayProcess | None = None
         if setting.path == "relay":
-            if not _has_ipv6():
+            if not has_ipv6():
                 raise UsageError("the relay path needs IPv6 on loopback: it is what parts the two nodes here")
             relay = await stack.enter_async_context(RelayProcess())
         make = _founded if setting.kept else _wired
@@ -172,7 +172,8 @@ def _identity(folder: Path, name: str) -> object:
     return Identity.load_or_create(folder / name / "identity.key").peer_id
 
 
-def _has_ipv6() -> bool:
+def has_ipv6() -> bool:
+    """Does loopback have IPv6? The relay path needs it."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
             probe.bind(("::1", 0))
