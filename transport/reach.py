@@ -144,6 +144,17 @@ class Reach:
             return ""
         return "; ".join(f"relay {view.url}: {view.error or 'not connected yet'}" for view in views)
 
+    def no_path_to(self, peer: PeerId) -> str:
+        """Why a peer has no path, for people; empty where nothing is known of it."""
+        problems = self.relay_problems()
+        if problems or self.relays is None:
+            return problems
+        relayed = [view for view in self.paths.views(peer) if view.path.relay]
+        silent = [view.path.relay for view in relayed if not view.down]
+        if silent:
+            return f"no answer through {', '.join(silent)}: it may not know this node, or be too slow"
+        return f"it is not connected to {', '.join(view.path.relay for view in relayed)}" if relayed else ""
+
     def counters(self) -> ReachCounters:
         """What was counted until now."""
         stun = self.surroundings.stun if self.surroundings is not None else StunCounters()

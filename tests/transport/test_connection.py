@@ -149,7 +149,7 @@ async def test_who_never_proves_itself_is_cut_off_and_their_number_is_bounded(
     dials = [asyncio.ensure_future(node.dial(server.peer_id, [server.address], timeout=0.25)) for node in silent]
     outcomes = await asyncio.gather(*dials, return_exceptions=True)
     assert all(isinstance(outcome, errors.Unreachable) for outcome in outcomes)
-    assert len(server._deadlines) <= 2
+    assert len(server._acceptor.deadlines) <= 2
     monkeypatch.setattr(Connection, "prove", original)
     ours, _ = await connect(await bind(), server)  # there is room again once the silent ones are gone
     assert ours.close_reason is None

@@ -11,8 +11,9 @@ import pytest
 from tests.transport.conftest import Bind
 from transport import errors
 from transport.connection import Connection
+from transport.connection_table import TWIN_MEMORY
 from transport.dialing import Resolved
-from transport.endpoint import TWIN_MEMORY, Endpoint
+from transport.endpoint import Endpoint
 from transport.identity import Identity
 
 LOW, HIGH = sorted((Identity.generate(b"1" * 32), Identity.generate(b"2" * 32)), key=lambda one: one.peer_id)
@@ -320,7 +321,7 @@ async def test_closing_while_names_are_looked_up_ends_the_dial(bind: Bind, monke
         await answer.wait()
         return Resolved([("127.0.0.1", 9)], {})
 
-    monkeypatch.setattr("transport.endpoint.resolve", slow)
+    monkeypatch.setattr("transport.dialer.resolve", slow)
     client = await bind()
     dialling = asyncio.ensure_future(client.dial(LOW.peer_id, [("somewhere", 9)]))
     await asked.wait()
@@ -328,8 +329,8 @@ async def test_closing_while_names_are_looked_up_ends_the_dial(bind: Bind, monke
     answer.set()
     with pytest.raises(errors.EndpointClosed):
         await dialling
-    assert not client._dials
-    assert not client._all
+    assert not client._dialer.dials
+    assert not client._table.all
 
 
 async def test_a_connection_that_ended_in_the_queue_is_not_handed_out(bind: Bind) -> None:
@@ -398,8 +399,8 @@ async def test_two_nodes_with_one_key_do_not_replace_each_other_for_ever(bind: B
     (at_server,) = server.connections()
     await later.close()
     await at_server.wait_closed()
-    for key in server._left:  # as after a while
-        server._left[key] -= TWIN_MEMORY
+    for key in server._table.left:  # as after a while
+        server._table.left[key] -= TWIN_MEMORY
     assert (await first.dial(server.peer_id, [server.address])).close_reason is None
 
 

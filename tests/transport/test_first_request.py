@@ -153,7 +153,7 @@ async def test_it_is_held_when_it_overtakes_the_proof(
     held: list[int] = []
 
     def admit(_: PeerId) -> bool:
-        held.extend(connection._early.size for connection in server._all)
+        held.extend(connection._early.size for connection in server._table.all)
         assert served.carried_out == []
         return True
 
@@ -275,7 +275,7 @@ async def test_a_duplicates_request_is_dropped_and_sent_again_with_the_connectio
     gone, kept = await connect(server, client)  # the server dialled; the client loses it without a word
     kept.link.engine.datagrams = lambda now: []  # type: ignore[method-assign]
     await kept.close()
-    client._previous.clear()  # … and forgets it, so that the server takes the client's dial for one that crossed
+    client._table.previous.clear()  # … and forgets it, so that the server takes the client's dial for one that crossed
     served = Server(server)
     asking = asyncio.ensure_future(ask(client, server))
     refused: list[errors.TransportError] = []
@@ -312,7 +312,7 @@ async def test_where_the_connection_is_lost_it_is_not_sent_again(bind: Bind, eng
     with pytest.raises(errors.ConnectionClosed, match="shutting down"):
         await asking
     assert served.carried_out == [REQUEST]
-    assert client._dials == {}
+    assert client._dialer.dials == {}
 
 
 async def test_who_gives_up_a_shared_dial_takes_the_request_back(bind: Bind, engines: tuple[str, str]) -> None:
@@ -326,7 +326,7 @@ async def test_who_gives_up_a_shared_dial_takes_the_request_back(bind: Bind, eng
         await asyncio.sleep(0)
         hasty = asyncio.ensure_future(ask(high, low))
         patient = asyncio.ensure_future(ask(high, low))
-        await until(lambda: any(connection._early.size == 2 * len(REQUEST) for connection in low._all))
+        await until(lambda: any(connection._early.size == 2 * len(REQUEST) for connection in low._table.all))
         assert served.connections == []
         hasty.cancel()
         _, early, answer = await patient

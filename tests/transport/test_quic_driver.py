@@ -103,7 +103,7 @@ async def test_damaged_first_flights_open_nothing(
     async with asyncio.timeout(20):
         ours = await newcomer.dial(peer, [server.address], timeout=15)
         await echo_works(ours, await server.accept())
-    assert len(server._deadlines) <= 8
+    assert len(server._acceptor.deadlines) <= 8
 
 
 @pytest.mark.parametrize("engine", ["qh3", "aioquic"])
@@ -145,8 +145,8 @@ async def test_noise_that_looks_like_a_first_datagram_holds_no_place(
         stranger.sendto(looks_like_an_initial(source), server.address)
     ours, theirs = await connect(await bind(), server)
     await echo_works(ours, theirs)
-    assert not server._deadlines
-    assert server._all == {theirs}
+    assert not server._acceptor.deadlines
+    assert server._table.all == {theirs}
     assert not server._driver._closed
     assert set(server._driver._links.values()) == {theirs.link}
 
@@ -174,7 +174,7 @@ async def test_handshakes_that_nobody_goes_on_with_give_way_to_newcomers(
     server = await bind(engines[1], max_pending=2, handshake_timeout=60.0)
     for _ in range(3):
         receive(server, await first_datagram(bind, engines[0], server), stranger.getsockname())
-    assert len(server._deadlines) == 2
+    assert len(server._acceptor.deadlines) == 2
     ours, theirs = await connect(await bind(engines[0]), server)
     await echo_works(ours, theirs)
 
@@ -187,7 +187,7 @@ async def test_the_last_word_to_an_unknown_source_stays_within_the_limit(
         first = await first_datagram(bind, engines[0], server)
         answers = record(server)
         receive(server, first, stranger.getsockname())
-        [pending] = server._deadlines
+        [pending] = server._acceptor.deadlines
         if spent:  # all that this source may be sent has been sent
             answers.clear()
             pending.link.bytes_out = 3 * pending.link.bytes_in
