@@ -55,6 +55,7 @@ DRAIN_GAP = 0.025  # seconds between what is sent before: the longest delay of a
 EXCUSE, EXCUSES = 0.75, 2  # seconds beyond that in which losses are excused, and how often: machines stand still
 ACK_DELAY = 0.05  # seconds that an acknowledgement may take beyond two round trips
 FIRST_PATIENCE = 0.3  # … before a round trip was measured
+MAX_DOUBT = 1.0  # seconds that a round trip may be taken for, while it is not known which copy was answered
 # A handshake may go to an address that opens only in a moment, and is over by then if it doubles its intervals.
 MAX_FIRST_INTERVAL = 0.6
 MAX_TIMERS = 8  # acknowledgements, pacing and losses that may be due before the probe is
@@ -164,12 +165,14 @@ class Qh3Engine:
         # What a client has sent before it was answered; repeated as it is
         self._first_flight: list[bytes] | None = [] if connection.is_client else None
         self._repeat: list[bytes] = []
+        self._sent_first = self._answered_first = 0.0  # the loop's time; the second only if it was repeated
+        self._doubtful: float | None = None  # a round trip counted from a repetition, maybe of what was sent before
         # For the counters, and for keeping the congestion window
         self._in_flight = self._sent = self._written = self._acked = self._ran_dry = 0
         self._acked_at = 0.0  # the core's time, as all that the core hands out
 
     def connect(self, now: float) -> None:
-        self._idle_from = self._unheard_from = now
+        self._idle_from = self._unheard_from = self._sent_first = now
         self._acked_at = self._clock.tick(now, 0)
         self._quic.connect(LOGICAL_ADDRESS, now=self._acked_at)
 
@@ -222,8 +225,10 @@ class Qh3Engine:
             self._probes = 0
         latest = core.latest_rtt
         if latest is not None:
-            self._sample_rtt(latest)
-            self._patience = 2 * core.smoothed_rtt + ACK_DELAY
+            self._sample_rtt(latest, now)
+            # In doubt no shorter than the first flight may have taken: the clock of a stall shortens what it measures.
+            least = min(now - self._sent_first, MAX_DOUBT) if self._min_rtt is None else self._min_rtt
+            self._patience = 2 * max(core.smoothed_rtt, least) + ACK_DELAY
 
     def dispatch(self, sink: EngineEvents) -> None:
         report_events(self._quic, events, sink)
@@ -407,6 +412,7 @@ class Qh3Engine:
             # The core would send datagrams of 1200 bytes from now on, for ever. It has seen no answer, so it may as
             # well believe that it sent these only now, and measure the round trip right.
             self._repeat = list(self._first_flight or ())
+            self._doubtful = 0.0
             self._clock.skip(now)
         else:
             self._clock.tick(now, self._in_flight)
@@ -484,8 +490,14 @@ class Qh3Engine:
             self._ran_dry,
         )
 
-    def _sample_rtt(self, latest: float) -> None:
+    def _sample_rtt(self, latest: float, now: float) -> None:
         # The core keeps the minimum to itself.
+        if self._doubtful is not None:
+            self._answered_first = self._answered_first or now
+            if latest == self._doubtful or latest > now - self._answered_first:
+                self._doubtful = latest  # of something sent before the first answer
+                return
+            self._doubtful = None
         if self._min_rtt is None or latest < self._min_rtt:
             self._min_rtt = latest
 

@@ -170,6 +170,20 @@ def test_a_lost_first_flight_is_repeated_soon_and_costs_no_datagram_size(name: s
 
 
 @both
+@pytest.mark.parametrize("rtt", [0.32, 0.5])
+def test_a_far_peer_is_not_taken_for_a_near_one_by_a_repeated_first_flight(name: str, rtt: float) -> None:
+    wire = Wire(name, name, Path(delay=rtt / 2))  # further away than the first flight's patience
+    stream = wire.client.open_stream()
+    for _ in range(3):
+        wire.send(0, stream, 1000)
+        wire.run(2 * rtt)
+    for engine in (wire.client, wire.server):
+        least = engine.counters().min_rtt
+        assert least is not None
+        assert 0.95 * rtt < least < 1.3 * rtt
+
+
+@both
 def test_a_handshake_is_woken_too(name: str) -> None:
     wire = Wire(name, name, Path(delay=RTT / 2, up=False), connect=False)
     wire.run(1.0)
