@@ -1,9 +1,9 @@
 """Spot checks in progress: answers that are computed once more, compared, and what follows.
 
-Owned by `client.py`, loop thread only; which rows are looked at and what counts as the same is `spot_check.py`. A check
-chosen by chance is computed during the trip it is about, by this node's own engine or by another holder of the same
-experts, so that it costs no time; one of rows that stand out begins when they are there. An answer under check is held
-back. Right, it counts; wrong by this node's own engine, its worker is convicted. Where the other computation was
+Owned by `call_runner.py`, loop thread only; which rows are looked at and what counts as the same is `spot_check.py`. A
+check chosen by chance is computed during the trip it is about, by this node's own engine or by another holder of the
+same experts, so that it costs no time; one of rows that stand out begins when they are there. An answer under check is
+held back. Right, it counts; wrong by this node's own engine, its worker is convicted. Where the other computation was
 another worker's, a third one is asked, and whoever is alone is suspected: its answer is replaced, and it is asked only
 for what nobody else holds. Without a third nobody is, unless one worker has been at odds with two others. The word of
 workers alone never convicts: two who collude would have an honest one put out. A worker is its key here, whatever it
@@ -47,7 +47,7 @@ class Verdict(Enum):
 
 
 class CheckHost(Protocol):
-    """What checks need of their client."""
+    """What checks need of the calls in progress (`check_host.py`)."""
 
     def next_attempt(self) -> int:
         """Return a number that is never reused."""

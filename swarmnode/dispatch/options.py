@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from swarmnode.dispatch.call import CallPolicy
+from swarmnode.dispatch.call_actions import CallPolicy
 from swarmnode.dispatch.codec import WireName, WireType
 from swarmnode.dispatch.health import Deadlines
 from swarmnode.dispatch.spot_check import CheckPolicy

@@ -1,7 +1,7 @@
 """One worker as its client holds it: the dispatch stream, what was asked on it, and how it has done so far.
 
 A shell around one `Connection`; loop thread only, except `view`. It knows attempts, not calls: what follows
-from an answer or a failure is decided by its owner, `client.py`, through `WorkerEvents`.
+from an answer or a failure is decided by `call_runner.py`, which hears of it through `WorkerEvents`.
 
 Attempts beyond the worker's allowance wait here, not encoded yet, so a long prompt is never in memory twice.
 """

@@ -1,6 +1,6 @@
 """Which workers compute which experts of one call: one policy, one function.
 
-Pure. `call.py` asks it when a call begins, and again for the experts of a worker that failed or is late.
+Pure. `assignment.py` asks it when a call begins, and again for the experts of a worker that failed or is late.
 
 The order of what counts, for one layer's call:
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import itertools
 import math
@@ -436,9 +437,13 @@ async def test_bits_are_right_at_once_after_each_change() -> None:
         x, ids, weights = make_input(SITES[0], 2)
         expected = local_rows(SITES[0], x, ids, weights).tobytes()
         needed = sorted({int(expert) for expert in ids.flat})
+
+        def announced(mask: int) -> bool:
+            return mask_of(s.client.workers()[0].holdings.get(0, ())) == mask
+
         for extra in range(16):
             await member.real.change({0: stacks(0, *needed, *({extra} - set(needed)))}, grace_s=0.0)
             mask = member.real.holdings[0]
-            await eventually(lambda mask=mask: mask_of(s.client.workers()[0].holdings.get(0, ())) == mask)  # type: ignore[misc]
+            await eventually(functools.partial(announced, mask))
             assert (await s.call(0, x, ids, weights)).tobytes() == expected
         assert full_engine().holdings == ALL

@@ -486,7 +486,7 @@ async def test_a_failing_statistic_is_not_worth_a_generation() -> None:
 
 
 async def test_a_slow_worker_that_nobody_asks_is_asked_a_copy_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarmnode.dispatch.client.PROBE_EVERY_S", 0.0)
+    monkeypatch.setattr("swarmnode.dispatch.prober.PROBE_EVERY_S", 0.0)
     async with swarm(
         DispatchOptions(near_s=0.5, probe_s=0.05, check=CheckPolicy(share=0, alone_share=0, new_share=0))
     ) as s:

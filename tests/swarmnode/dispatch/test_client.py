@@ -15,7 +15,7 @@ from swarmnode.compute import ggml
 from swarmnode.compute.null_engine import NullEngine
 from swarmnode.dispatch.admission import AdmissionLimits
 from swarmnode.dispatch.call import CallPolicy
-from swarmnode.dispatch.codec import F32
+from swarmnode.dispatch.codec import F32, WireName
 from swarmnode.dispatch.frames import Answer, CallFrame, HoldingsUpdate, Refuse, RefuseCode, SiteHoldings
 from swarmnode.dispatch.options import DispatchOptions, WorkerOptions
 from swarmnode.dispatch.request import I32
@@ -26,6 +26,8 @@ from tests.swarmnode.dispatch.swarm import (
     LIMITS,
     Behaviour,
     GatedEngine,
+    Member,
+    Swarm,
     cut_up,
     eventually,
     stop_sending,
@@ -63,8 +65,8 @@ async def test_overlapping_holdings_use_the_fewest_workers() -> None:
 
 
 @pytest.mark.parametrize("wire", ["f32", "f16"])
-async def test_partial_sums_are_the_same_value(wire: str) -> None:
-    options = DispatchOptions(mode="partial", wire_out=wire, wire_back=wire)  # type: ignore[arg-type]  # parametrized
+async def test_partial_sums_are_the_same_value(wire: WireName) -> None:
+    options = DispatchOptions(mode="partial", wire_out=wire, wire_back=wire)
     tolerance = 1e-5 if wire == "f32" else 5e-3
     async with swarm(options) as s:
         for holdings in cut_up(3):
@@ -96,6 +98,18 @@ async def test_a_prompt_is_cut_to_the_workers_limits_and_keeps_its_bits() -> Non
 
 
 PIECES = AdmissionLimits(max_pairs=100, calls_per_peer=3)  # 25 tokens of top-4
+MANY_PIECES = AdmissionLimits(max_pairs=100, calls_per_peer=64)
+
+
+async def prompt_under_way(
+    s: Swarm, n: int = 300, limits: AdmissionLimits = PIECES
+) -> tuple[GatedEngine, Member, asyncio.Task[F32]]:
+    """A worker whose engine is at the first piece of a prompt of n tokens, and the call."""
+    engine = GatedEngine(everything())
+    member = await s.add({}, engine=engine, limits=limits)
+    calling = asyncio.create_task(s.call(0, *make_input(SITES[0], n)))
+    await engine.wait_entered()
+    return engine, member, calling
 
 
 async def test_a_large_call_of_partial_sums_goes_in_pieces_and_has_the_same_bits() -> None:
@@ -140,12 +154,8 @@ async def test_a_slow_engine_gets_less_of_a_prompt() -> None:
 
 
 async def test_a_small_call_does_not_wait_behind_all_pieces_of_a_large_one() -> None:
-    engine = GatedEngine(everything())
     async with swarm(DispatchOptions(mode="partial")) as s:
-        member = await s.add({}, engine=engine, limits=AdmissionLimits(max_pairs=100, calls_per_peer=64))
-        x, ids, weights = make_input(SITES[0], 1000)  # 40 pieces
-        large = asyncio.create_task(s.call(0, x, ids, weights))
-        await engine.wait_entered()
+        engine, member, large = await prompt_under_way(s, 1000, MANY_PIECES)  # 40 of them
         await eventually(lambda: member.real.stats().in_flight > 1)
         assert s.client.workers()[0].in_flight < 16
         x, ids, weights = make_input(SITES[0], 1)
@@ -157,12 +167,8 @@ async def test_a_small_call_does_not_wait_behind_all_pieces_of_a_large_one() -> 
 
 
 async def test_what_a_small_call_takes_behind_pieces_says_nothing_of_the_worker() -> None:
-    engine = GatedEngine(everything())
     async with swarm(DispatchOptions(mode="partial", check=NO_CHECKS)) as s:
-        member = await s.add({}, engine=engine, limits=AdmissionLimits(max_pairs=100, calls_per_peer=64))
-        x, ids, weights = make_input(SITES[0], 200)
-        large = asyncio.create_task(s.call(0, x, ids, weights))
-        await engine.wait_entered()
+        engine, member, large = await prompt_under_way(s, 200, MANY_PIECES)
         x, ids, weights = make_input(SITES[0], 1)
         small = asyncio.create_task(s.call(0, x, ids, weights))
         await eventually(lambda: member.real.stats().in_flight > 2)
@@ -210,34 +216,27 @@ async def test_the_tokens_of_a_prompts_step_follow_what_the_workers_have_shown()
 
 
 async def test_a_worker_lost_in_the_middle_of_a_prompt_is_replaced() -> None:
-    engine = GatedEngine(everything())
     async with swarm(DispatchOptions(mode="partial")) as s:
-        first = await s.add({}, engine=engine, limits=PIECES)
-        x, ids, weights = make_input(SITES[0], 300)
-        calling = asyncio.create_task(s.call(0, x, ids, weights))
-        await engine.wait_entered()
+        engine, first, calling = await prompt_under_way(s)
         engine.permits.release()
         await engine.wait_entered()
         await s.add(everything(), limits=PIECES)
         await first.kill()
-        assert np.allclose(await calling, local_rows(SITES[0], x, ids, weights), rtol=1e-5, atol=1e-5)
+        expected = local_rows(SITES[0], *make_input(SITES[0], 300))
+        assert np.allclose(await calling, expected, rtol=1e-5, atol=1e-5)
         engine.open()
 
 
 async def test_a_cancelled_prompt_leaves_nothing_that_waits() -> None:
-    engine = GatedEngine(everything())
     async with swarm(DispatchOptions(mode="partial")) as s:
-        member = await s.add({}, engine=engine, limits=PIECES)
-        x, ids, weights = make_input(SITES[0], 300)
-        calling = asyncio.create_task(s.call(0, x, ids, weights))
-        await engine.wait_entered()
+        engine, member, calling = await prompt_under_way(s)
         s.client.cancel_all()
         with pytest.raises(Cancelled):
             await calling
         engine.open()
         await eventually(lambda: member.real.stats().in_flight == 0)
         for _ in range(2):
-            assert (await s.call(0, x, ids, weights)).shape == (300, D_OUT)
+            assert (await s.call(0, *make_input(SITES[0], 300))).shape == (300, D_OUT)
         assert s.client.workers()[0].in_flight == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 
 import pytest
 
@@ -62,7 +63,7 @@ async def test_frames_are_written_at_once_while_the_peer_keeps_up_and_in_order_o
     peer, reports, written = Peer(room=6), Reports(), list[str]()
     writer = FrameWriter(peer.stream, PATIENT, reports)
     for name in ("one", "two", "three", "four"):
-        writer.send(name.encode(), lambda name=name: written.append(name))  # type: ignore[misc]  # a default binds it
+        writer.send(name.encode(), functools.partial(written.append, name))
     assert (peer.taken, written) == (b"onetwo", ["one", "two"])
     peer.give(100)
     async with asyncio.timeout(20):

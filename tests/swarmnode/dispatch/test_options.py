@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from swarmnode.dispatch.codec import WireType
@@ -19,9 +21,9 @@ from swarmnode.errors import UsageError
         ({"late_floor_s": 9.0}, "late_floor_s 9 must be in"),
     ],
 )
-def test_settings_that_cannot_be_meant(settings: dict[str, object], message: str) -> None:
+def test_settings_that_cannot_be_meant(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        DispatchOptions(**settings)  # type: ignore[arg-type]  # wrong on purpose
+        DispatchOptions(**settings)  # wrong on purpose
     assert message in str(caught.value)
 
 

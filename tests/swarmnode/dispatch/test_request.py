@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnode.compute.recipe import Site
 from swarmnode.dispatch.codec import F32, WireType, encode_rows
 from swarmnode.dispatch.frames import Answer
 from swarmnode.dispatch.request import Share, combine, make_request
@@ -23,7 +24,7 @@ def cut(n_pairs: int, owners: list[int]) -> list[list[int]]:
 
 @pytest.mark.parametrize("site", SITES, ids=lambda s: f"{s.index}-{s.recipe.weights}")
 @given(n=st.integers(1, 7), owners=st.lists(st.integers(0, 3), min_size=1, max_size=9))
-def test_any_shares_add_up(site, n: int, owners: list[int]) -> None:  # type: ignore[no-untyped-def]  # parametrized
+def test_any_shares_add_up(site: Site, n: int, owners: list[int]) -> None:
     x, ids, weights = make_input(site, n)
     expected = local_rows(site, x, ids, weights)
     for partial in (False, True):

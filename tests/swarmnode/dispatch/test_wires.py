@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -27,8 +28,10 @@ TOLERANCE = {"f32": 1e-5, "f16": 5e-3, "int8": 0.05, "fp8": 0.2}  # of the large
 
 @pytest.mark.parametrize(("out", "back"), list(itertools.product(NAMES, NAMES)))
 @pytest.mark.parametrize("mode", ["exact", "partial"])
-async def test_every_pair_of_types_brings_the_same_value(mode: str, out: WireName, back: WireName) -> None:
-    async with swarm(DispatchOptions(mode=mode, wire_out=out, wire_back=back)) as s:  # type: ignore[arg-type]
+async def test_every_pair_of_types_brings_the_same_value(
+    mode: Literal["exact", "partial"], out: WireName, back: WireName
+) -> None:
+    async with swarm(DispatchOptions(mode=mode, wire_out=out, wire_back=back)) as s:
         await s.add(ALL)
         for site in SITES:
             for n in (1, 5):
