@@ -63,7 +63,7 @@ class RowScreen:
             row = rows[i]
             within = directions @ row
             energy = float(row @ row)
-            scores[i] = float(within @ within) / energy if energy > 0 else 0.0
+            scores[i] = float(within @ within) / energy if energy > 0 else np.inf
         return scores if known else None
 
 
