@@ -435,6 +435,8 @@ class SwarmPart:
 
     async def _report_often(self) -> None:
         while True:
+            if self._worker is not None:
+                self._worker.test_speed()
             self._report()
             await asyncio.sleep(REPORT_S)
 

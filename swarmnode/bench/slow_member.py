@@ -7,7 +7,8 @@ turns bad while it holds its share. Nobody is told; the founder finds out from w
     distance  300 ms away
     rate      2 Mbit/s each way
 
-`ratio` is after / without; `recovered_s` is how long a member that is good again waits until it has work again.
+`ratio` is after / without; `recovered_s` is how long a member that is good again waits until it has half of the experts
+again that it had, `again` the tokens per second then.
 
 Called by `python -m swarmnode.bench.slow_member [compute|distance|rate …] [--json]`. The worker that turns bad is this
 module too (`… up …`): SIGUSR1 makes it bad, SIGUSR2 good again.
@@ -163,13 +164,17 @@ async def _measure(case: Case, rtt_ms: float, replicas: int, run_s: float, recov
             after = await meter.tokens_per_s(times=3)
             _tell(founder, f"after {after:.1f} tokens/s")
             left = _share(founder, bad.peer)
-            recovered_s = None
+            recovered_s = again = None
             if recover:
                 bad.process.send_signal(signal.SIGUSR2)
                 turned = time.monotonic()
-                if await meter.until(lambda: _share(founder, bad.peer) > left):
+                enough = max(left + 1, share // 2)
+                if await meter.until(lambda: _share(founder, bad.peer) >= enough):
                     recovered_s = round(time.monotonic() - turned, 1)
-            _tell(founder, f"used again after {recovered_s} s")
+            if recovered_s is not None:
+                await meter.tokens_per_s(discard=True)
+                again = round(await meter.tokens_per_s(times=3), 1)
+            _tell(founder, f"used again after {recovered_s} s: {again} tokens/s")
             await bad.stop()  # hands over
             await meter.until(lambda: bad.peer not in founder.events("plan")[-1]["workers"])
             await meter.tokens_per_s(discard=True)
@@ -187,6 +192,7 @@ async def _measure(case: Case, rtt_ms: float, replicas: int, run_s: float, recov
         "without": round(without, 1),
         "ratio": round(after / without, 3),
         "recovered_s": recovered_s,
+        "again": again,
     }
 
 

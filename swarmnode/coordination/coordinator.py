@@ -16,7 +16,8 @@ that exchange) is something given up that nobody else holds yet.
     a worker's speed changed      look SPEED_S after that, not more often than QUICK_REVIEW_S
 
 A worker that the plan has no use for holds a few experts all the same, those asked for most: dispatch sends it a copy
-of a call now and then, and so it is known when it has become useful.
+of a call now and then, and it measures itself, and so it is known when it has become useful. One that was useful only
+until it was used waits ever longer for the next try (`second_chance.py`).
 
 What members say of themselves can make this node plan, but not without end: between two plans lie at least GAP_S, and
 much more time than a plan takes, unless experts are lost.
@@ -29,7 +30,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from statistics import median_low
 
+from swarmnode.coordination.second_chance import SecondChances
 from swarmnode.placement.planner import estimate, plan, replan
 from swarmnode.placement.request import F64, I32, Holdings, Placement, PlanRequest, WorkerSpec
 
@@ -150,6 +153,7 @@ class Coordinator:
         self._distrusted: dict[str, str] = {}
         self._planned_at = -math.inf
         self._took = 0.0  # seconds, the last plan
+        self._chances = SecondChances(lambda then, now: now > then and _differ(then, now))
 
     # ---- what happens
 
@@ -177,7 +181,7 @@ class Coordinator:
             self._want(now + SETTLE_S, "a worker recovered" if known.usable else "a worker has trouble")
         elif (standing.budget, standing.pinned) != (before.budget, before.pinned):
             self._want(now + SETTLE_S, "a worker's budget changed")
-        elif _differ(self._call_s(standing), known.planned_s):
+        elif _differ(self._call_s(standing, now), known.planned_s):
             self._review = min(self._review, max(now + SPEED_S, self._reviewed + QUICK_REVIEW_S))
 
     def returned(self, peer: str, now: float) -> None:
@@ -201,6 +205,7 @@ class Coordinator:
     def gone(self, peer: str, now: float) -> None:
         """A worker's connection is lost, or its record has expired."""
         worker = self._workers.pop(peer, None)
+        self._chances.gone(peer)
         if worker is None or self._plan is None:
             return
         if worker.leaving:
@@ -258,11 +263,11 @@ class Coordinator:
         outcomes: list[Outcome] = []
         if now >= self._due:
             why, self._due, self._why = self._why, math.inf, ""
-            self._adopt(self._planned(), why, now, outcomes)
+            self._adopt(self._planned(now), why, now, outcomes)
         elif now >= self._review:
             self._looked_at(now)
             if self._plan is not None and self._final:
-                better = self._better(self._plan)
+                better = self._better(self._plan, now)
                 if better is not None:
                     self._adopt(better, "routing or speeds changed", now, outcomes)
         for peer, worker in self._workers.items():
@@ -292,15 +297,15 @@ class Coordinator:
         elif why == "a worker came":
             self._due = max(self._due, min(at, self._due + SETTLE_S))
 
-    def _planned(self) -> Placement:
-        asked = self._asked()
+    def _planned(self, now: float) -> Placement:
+        asked = self._asked(now)
         own = plan(asked)
         if not self._is_shared or not own.local:
             return own
         return self._for_all(asked, own, plan(replace(asked, local_budget=0)))
 
-    def _better(self, current: Placement) -> Placement | None:
-        asked = self._asked()
+    def _better(self, current: Placement, now: float) -> Placement | None:
+        asked = self._asked(now)
         if not self._is_shared or not current.local:
             return replan(asked, current)
         everything = replan(replace(asked, local_budget=0), replace(current, local={}))
@@ -313,13 +318,14 @@ class Coordinator:
             return own
         return replace(everything, local=own.local, estimate=estimate(asked, everything.holdings, own.local))
 
-    def _asked(self) -> PlanRequest:
+    def _asked(self, now: float) -> PlanRequest:
+        speeds = {peer: self._speed(worker.standing, now) for peer, worker in self._workers.items()}
         specs = [
             WorkerSpec(
                 peer=peer,
                 budget=worker.standing.budget,
-                rtt_s=worker.standing.rtt_s,
-                row_s=worker.standing.row_s,
+                rtt_s=speeds[peer][0],
+                row_s=speeds[peer][1],
                 byte_s=0.0,
                 held=worker.standing.held,
                 pinned=worker.standing.pinned,
@@ -332,12 +338,26 @@ class Coordinator:
     def _adopt(self, placement: Placement, why: str, now: float, outcomes: list[Outcome]) -> None:
         before = self._plan
         self._plan, self._final, self._planned_at = placement, False, now
+        self._note_shares(placement, now)
         self._looked_at(now)
         self._targets = self._wanted_of_each()
         if before is None or before.local != placement.local:
             outcomes.append(KeepLocal(placement.local))
         outcomes.append(Planned(placement, why))
         self._next_step(now, outcomes)
+
+    def _note_shares(self, placement: Placement, now: float) -> None:
+        """Whoever has less now because it is slow will not be believed at once when it seems to be fast again."""
+        shown = {peer: worker.standing for peer, worker in self._workers.items() if worker.usable}
+        calls = {peer: self._call_s(standing, now) for peer, standing in shown.items()}
+        for peer in self._workers:
+            if peer not in shown:
+                self._chances.gone(peer)
+                continue
+            share = sum(mask.bit_count() for mask in placement.holdings.get(peer, {}).values())
+            others_s = median_low([call_s for other, call_s in calls.items() if other != peer] or [calls[peer]])
+            rtt_s, row_s = shown[peer].rtt_s, shown[peer].row_s
+            self._chances.planned(peer, share, calls[peer] if row_s else 0.0, others_s, (rtt_s, row_s), now)
 
     def _go_on(self, now: float, outcomes: list[Outcome]) -> None:
         """The next step, and releases, once everybody has what the one before says."""
@@ -427,19 +447,26 @@ class Coordinator:
         if idle:
             shares = {site: weights / (weights.sum() or 1.0) for site, weights in self._request.weights.items()}
             site = max(shares, key=lambda s: (float(shares[s].max()), -s))
-            hottest = shares[site].argsort(kind="stable")[-self._request.k[site] :]
-            sample = {site: sum(1 << int(expert) for expert in hottest)}
-            targets |= {peer: sample for peer in idle if self._workers[peer].standing.budget >= self._bytes(sample)}
+            hottest = shares[site].argsort(kind="stable")[::-1].tolist()
+            for peer in idle:
+                room = self._workers[peer].standing.budget // max(1, self._request.expert_bytes[site])
+                if few := hottest[: min(self._request.k[site], room)]:
+                    targets[peer] = {site: sum(1 << expert for expert in few)}
         return targets
 
     def _looked_at(self, now: float) -> None:
         self._review, self._reviewed = now + max(REVIEW_S, 2 * GAP_FACTOR * self._took), now
         for worker in self._workers.values():
-            worker.planned_s = self._call_s(worker.standing)
+            worker.planned_s = self._call_s(worker.standing, now)
 
-    def _call_s(self, standing: Standing) -> float:
+    def _call_s(self, standing: Standing, now: float) -> float:
         """What a call of one token takes whose experts are all there."""
-        return standing.rtt_s + max(self._request.k.values(), default=1) * standing.row_s
+        rtt_s, row_s = self._speed(standing, now)
+        return rtt_s + max(self._request.k.values(), default=1) * row_s
+
+    def _speed(self, standing: Standing, now: float) -> tuple[float, float]:
+        """(rtt_s, row_s) of a worker, as far as it is believed."""
+        return self._chances.believed(standing.peer, standing.rtt_s, standing.row_s, now)
 
     def _held_by_others(self, peer: str, site: int) -> int:
         held = 0

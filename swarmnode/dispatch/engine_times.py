@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean, median
 
 RECENT = 4  # calls: one that met cold slices keeps its kind off the loop for as many, and a first one proves nothing
 WINDOW = 32  # calls of a site that its seconds per row rest on: a second of decoding
+TEST_GAIN = 1.25  # an idle worker's test counts where it shows so many times the speed: a resting processor is slower
 DECODE_PAIRS = 64  # calls up to this size are what a step of generation asks; a prompt's batch is cheaper by the row
 
 
@@ -38,6 +39,22 @@ class EngineTimes:
         """Note that a site holds other slices, which may be cold: the next calls show their length anew."""
         for key in [key for key in self._recent if key[0] == site]:
             del self._recent[key]
+
+    def tested(self, alike: Collection[Sequence[int]], row_s: Mapping[int, float]) -> None:
+        """Note what a worker without calls has shown by itself, site -> seconds per row; `alike` as in `row_s`.
+
+        Where it is clearly faster than its calls were, these are too old to count any more.
+        """
+        known = self.row_s(alike)
+        for group in alike:
+            shown = {site: row_s[site] for site in group if site in row_s}
+            before = [known[site] for site in group if site in known]
+            if not shown or (before and fmean(before) < TEST_GAIN * fmean(shown.values())):
+                continue
+            for key in [key for key in self._rows if key[0] in group]:
+                del self._rows[key]
+            for site, seconds in shown.items():
+                self._rows[site, True] = deque([seconds], maxlen=WINDOW)
 
     def row_s(self, alike: Iterable[Sequence[int]]) -> dict[int, float]:
         """Return site -> seconds of the engine per (token, expert) row in calls of decode size: the recent median.

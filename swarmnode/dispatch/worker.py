@@ -40,6 +40,7 @@ from swarmnode.dispatch.frames import (
     Welcome,
 )
 from swarmnode.dispatch.hello import ModelKey
+from swarmnode.dispatch.idle_test import IdleTest, seconds_per_row
 from swarmnode.dispatch.options import WorkerOptions
 from swarmnode.dispatch.views import WorkerStats
 from swarmnode.dispatch.worker_session import Job, Session
@@ -102,6 +103,7 @@ class ExpertWorker:
         self._announced = self._served.announced()
         self._running = 0  # calls given to the engine
         self._times = EngineTimes()
+        self._idle_test = IdleTest()
         self._sessions: set[Session] = set()
         self._leaving = False  # GOODBYE was said
         self._closing = False  # no call is taken any more
@@ -180,6 +182,21 @@ class ExpertWorker:
             changes=self._changes.count,
             leaving=self._leaving,
         )
+
+    def test_speed(self) -> None:
+        """Have the engine show what a row takes if few calls have lately; `stats` has it then. See `idle_test.py`.
+
+        Loop thread; for its owner to call every few seconds.
+        """
+        if self._closing or self._admission.calls or self._changes.busy:
+            return
+        if not self._idle_test.due(time.monotonic(), self._totals.calls):
+            return
+        chosen = self._idle_test.choose(self._alike, self._sites, self._served.taken)
+        if chosen:
+            self._running += 1
+            test = functools.partial(seconds_per_row, self._engine, chosen, self._sites, time.monotonic)
+            self._thread.run_action(test, self._tested)
 
     async def leave(self, why: str = "leaving", *, grace_s: float = LEAVE_GRACE_S) -> None:
         """Say goodbye, so that clients ask others from now on, and serve what they have asked; `close` comes after.
@@ -285,6 +302,15 @@ class ExpertWorker:
     def _done(self, ticket: Ticket[Job], result: Result) -> None:
         """Take a result from the engine's thread, which has been given the next call before."""
         self._settle(ticket, result)
+        self.pump()
+
+    def _tested(self, row_s: object, raised: BaseException | None) -> None:
+        """Take what a test of the engine has shown."""
+        self._running -= 1
+        if isinstance(row_s, dict):
+            self._times.tested(self._alike, row_s)
+        else:  # an expert may have been let go just before
+            log.info("idle_test_failed", exc_info=raised)
         self.pump()
 
     def _settle(self, ticket: Ticket[Job], result: Result) -> None:
