@@ -9,10 +9,13 @@ SwarmnodeError                  exit code 1
 ├── ModelError                  a file is not what it should be
 │   ├── NotGguf                 not a GGUF file, or one this version cannot read
 │   ├── DenseModel              a GGUF without routed experts
+│   ├── BrokenModel             its own figures contradict each other, or its tensors hold what is no number
+│   ├── UnknownArchitecture     this llama.cpp does not know it
 │   ├── TruncatedFile           shorter than its own header says
 │   ├── CorruptSlice            an expert's bytes do not have the manifest's SHA-256
 │   ├── DownloadFailed          a web server does not give a file's bytes
 │   │   └── SourceChanged       it gives another file than before
+│   ├── GateFailed              the gate found that a model does not run as it should
 │   └── ManifestMismatch        a manifest and a file, or two manifests, disagree
 ├── EngineError                 llama.cpp on this machine
 │   ├── LayoutMismatch          the ctypes mirror and the installed library disagree
@@ -86,6 +89,14 @@ class DenseModel(ModelError):
     """A GGUF without routed experts."""
 
 
+class BrokenModel(ModelError):
+    """A GGUF whose metadata and tensors contradict each other, or that llama.cpp cannot be given."""
+
+
+class UnknownArchitecture(ModelError):
+    """A model of an architecture that the installed llama.cpp does not know."""
+
+
 class TruncatedFile(ModelError):
     """A file shorter than its own header says."""
 
@@ -100,6 +111,10 @@ class DownloadFailed(ModelError):
 
 class SourceChanged(DownloadFailed):
     """The file behind an address is another one than before."""
+
+
+class GateFailed(ModelError):
+    """The gate found that this model does not give the local run's output over a swarm."""
 
 
 class ManifestMismatch(ModelError):

@@ -17,22 +17,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from swarmnode.backbone.graph_trace import GraphPlan, plan_graph
-from swarmnode.backbone.hook import GraphRecorder
-from swarmnode.backbone.llama import LlamaContext, LlamaModel
+from swarmnode.backbone.trace import accept_apart, trace_apart, trace_backbone, trace_model
 from swarmnode.compute.recipe import Site
 from swarmnode.errors import ManifestMismatch, ModelError, SourceChanged
 from swarmnode.model.atomic_file import write_atomically
 from swarmnode.model.backbone_file import backbone_digest, remote_weights, write_backbone
 from swarmnode.model.digests import Digests, digest_experts
 from swarmnode.model.folder_lock import FolderLock
+from swarmnode.model.gguf_check import check_model, check_scales
 from swarmnode.model.gguf_file import GgufFile
+from swarmnode.model.gguf_shell import write_shell
 from swarmnode.model.http_url import shown, url_of
 from swarmnode.model.manifest import (
     Manifest,
@@ -45,7 +46,12 @@ from swarmnode.model.manifest import (
 )
 from swarmnode.model.stamps import Stamps
 
+__all__ = ["ModelPack", "Progress", "onboard", "trace_backbone", "trace_model"]
+
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
+
+# From here on llama.cpp is asked whether it takes a model before its backbone is copied: that costs half a second.
+ASK_BYTES = 64 << 20
 
 
 class _Notes(msgspec.Struct, frozen=True):
@@ -104,31 +110,6 @@ class ModelPack:
             raise ModelError(f"{self.backbone}: does not have the manifest's SHA-256; run swarmnode onboard again")
 
 
-def trace_backbone(backbone: Path, expert_ne: Mapping[str, tuple[int, ...]], *, gpu_layers: int = 0) -> GraphPlan:
-    """Load a backbone file and read its graph: two tokens, nothing of the experts computed."""
-    model = LlamaModel(backbone, remote_experts=True, gpu_layers=gpu_layers)
-    try:
-        return trace_model(model, expert_ne)
-    finally:
-        model.close()
-
-
-def trace_model(model: LlamaModel, expert_ne: Mapping[str, tuple[int, ...]], *, n_seq: int = 1) -> GraphPlan:
-    """The plan of a loaded backbone, for contexts of so many sequences: some graphs differ by that.
-
-    Raises TraceError, DenseModel, ComputeError.
-    """
-    recorder = GraphRecorder()
-    context = LlamaContext(model, n_context=32, n_batch=max(8, n_seq), threads=1, callback=recorder, n_seq=n_seq)
-    try:
-        context.decode([0, min(1, model.n_vocab - 1)], 0, all_logits=True)
-    finally:
-        context.close()
-    if recorder.error is not None:
-        raise recorder.error
-    return plan_graph(recorder.nodes, expert_ne)
-
-
 def onboard(
     source: Path | str,
     pack: Path,
@@ -136,22 +117,24 @@ def onboard(
     *,
     hash_all: bool = False,
     back_off_s: float | None = None,
+    apart: bool = True,
 ) -> ModelPack:
     """Make (or keep) the pack of `source` in the folder `pack`. Any part of a split GGUF names the whole.
 
     `source` may be an http(s) address; an interrupted download is gone on with. `hash_all`: read all of it once, so
     that the pack has every expert's digest (a file's pack always has). `progress` hears of bytes, several times a
-    second while the network is waited for; what it raises ends the work.
+    second while the network is waited for; what it raises ends the work. `apart` False: trace a file's graph in this
+    process, which llama.cpp may then end.
 
-    Raises UsageError, NotGguf, TruncatedFile, DenseModel, DownloadFailed, ModelError, TraceError; a pack appears
-    whole or not at all.
+    Raises UsageError, NotGguf, TruncatedFile, DenseModel, BrokenModel, UnknownArchitecture, DownloadFailed, ModelError,
+    TraceError; a pack appears whole or not at all.
     """
     report = progress or (lambda _stage, _done, _total: None)
     url = url_of(source)
     if url is not None:
         return _onboard_far(url, pack, report, hash_all=hash_all, back_off_s=back_off_s)
     gguf = GgufFile.open(source)
-    gguf.expert_tensors()
+    check_model(gguf)
     kept = _existing(pack, gguf)
     if kept is not None:
         return kept
@@ -164,7 +147,7 @@ def onboard(
         if not before.unchanged():
             raise ModelError(f"{source}: changed while it was read; run swarmnode onboard again")
 
-    return _make(gguf, pack, report, digest, _Origin(before, check=check))
+    return _make(gguf, pack, report, digest, _Origin(before, check=check, apart=apart))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +159,7 @@ class _Origin:
     files: tuple[SourceFile, ...] = ()
     part: Path | None = None  # where an interrupted backbone file is kept
     check: Callable[[], None] = lambda: None
+    apart: bool = True  # trace in another process
 
 
 def _make(
@@ -184,14 +168,20 @@ def _make(
     experts = gguf.expert_tensors()
     remote = remote_weights(gguf)
     backbone = pack / "backbone.gguf"
+    shown = str(gguf.paths[0])
     try:
+        _ask(gguf, sum(tensor.n_bytes for name, tensor in gguf.tensors.items() if name not in remote), report)
         info = write_backbone(
             gguf, backbone, remote, lambda done, total: report("backbone", done, total), part=origin.part
         )
         report("trace", 0, 1)
-        plan = trace_backbone(backbone, {name: tensor.ne for name, tensor in experts.items()})
+        check_scales(GgufFile.open(backbone), shown)
+        expert_ne = {name: tensor.ne for name, tensor in experts.items()}
+        if origin.apart:
+            sites = trace_apart(backbone, expert_ne, shown=shown, heartbeat=lambda: report("trace", 0, 1))
+        else:
+            sites = tuple(plan.site for plan in trace_backbone(backbone, expert_ne).sites)
         report("trace", 1, 1)
-        sites = [site.site for site in plan.sites]
         manifest = build_manifest(gguf, sites, digest(sites), backbone_sha256=info.sha256, source_files=origin.files)
         origin.check()
         notes = _Notes(origin.stamps, Stamps.of([backbone]), origin.url)
@@ -201,6 +191,20 @@ def _make(
         _remove(pack)
         raise
     return ModelPack.open(pack)
+
+
+def _ask(gguf: GgufFile, copied: int, report: Progress) -> None:
+    """Let llama.cpp refuse a model of whose backbone `copied` bytes would be copied or downloaded first."""
+    if copied < ASK_BYTES:
+        return
+    with tempfile.TemporaryDirectory(prefix="swarmnode-shell-") as folder:
+        shell = Path(folder) / "shell.gguf"
+        try:
+            write_shell(gguf, shell)
+        except ModelError:  # a file system without holes, or without room for so long a file
+            return
+        accept_apart(shell, shown=str(gguf.paths[0]), heartbeat=lambda: report("check", 0, 1))
+    report("check", 1, 1)
 
 
 def _onboard_far(url: str, pack: Path, report: Progress, *, hash_all: bool, back_off_s: float | None) -> ModelPack:
@@ -218,7 +222,7 @@ def _onboard_far(url: str, pack: Path, report: Progress, *, hash_all: bool, back
     back_off_s = BACK_OFF_S if back_off_s is None else back_off_s
     with FarModel(url, heartbeat=lambda: report(*last), back_off_s=back_off_s) as model:
         gguf = model.open()
-        gguf.expert_tensors()
+        check_model(gguf)
         files = model.source_files()
         note("headers", 1, 1)
         kept = _existing_far(pack, url, files)

@@ -15,7 +15,7 @@ expert, in most architectures), which hides that much of the round trip.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarmnode.compute.recipe import Recipe, Site, Step
 from swarmnode.errors import DenseModel, TraceError
@@ -54,12 +54,36 @@ class SitePlan:
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """What the hook does at each node index of a graph of `n_nodes` nodes; `skip` are the expert nodes."""
+    """What the hook does at each node index of a graph of `n_nodes` nodes; `skip` are the expert nodes.
+
+    `others`: the plans of the graphs that the model has for other numbers of tokens; most models have none. The hook
+    tells by the nodes' names and ops which graph is evaluated.
+    """
 
     n_nodes: int
     sites: tuple[SitePlan, ...]
     skip: frozenset[int]
     names: tuple[str, ...]
+    ops: tuple[str, ...] = ()
+    others: tuple[GraphPlan, ...] = ()
+
+    def same_nodes(self, other: GraphPlan) -> bool:
+        """Whether the other graph has the same nodes, of whatever shapes."""
+        return self.names == other.names and self.ops == other.ops
+
+
+def with_others(plan: GraphPlan, others: Sequence[GraphPlan]) -> GraphPlan:
+    """A plan that knows the model's other graphs. Raises TraceError where those have other sites.
+
+    Of graphs with the same nodes one is kept.
+    """
+    kept: list[GraphPlan] = []
+    for other in others:
+        if [site.site for site in other.sites] != [site.site for site in plan.sites]:
+            raise TraceError("the experts of this model's graph depend on the number of tokens; this is not supported")
+        if not any(other.same_nodes(known) for known in (plan, *kept)):
+            kept.append(other)
+    return replace(plan, others=tuple(kept))
 
 
 class _OpenSite:
@@ -102,7 +126,7 @@ def plan_graph(nodes: Sequence[TracedNode], expert_ne: Mapping[str, tuple[int, .
         raise DenseModel("this model's graph calls no routed experts; use a Mixture-of-Experts GGUF")
     plans = tuple(_close(i, s, nodes, expert_ne) for i, s in enumerate(found))
     skip = frozenset(i for s in found for i in s.nodes)
-    return GraphPlan(len(nodes), plans, skip, tuple(n.name for n in nodes))
+    return GraphPlan(len(nodes), plans, skip, tuple(n.name for n in nodes), tuple(n.op for n in nodes))
 
 
 def _expert_leaf(source: int | str) -> bool:

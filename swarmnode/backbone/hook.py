@@ -22,7 +22,7 @@ from swarmnode.errors import TraceError
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 
-_SKIP, _KEEP, _STOP = 1, 2, 4  # bits of a node's action
+_SKIP, _KEEP, _STOP, _ASK = 1, 2, 4, 8  # bits of a node's action
 _FLAGS_AT = ggml.TensorStruct.flags.offset
 _COMPUTE_OFF = ~ggml_enums.FLAG_COMPUTE
 _NAME_AT = ggml.TensorStruct.name.offset
@@ -91,6 +91,45 @@ def _name(address: int) -> str:
     return name.decode("utf-8", "replace")
 
 
+class _Program:
+    """What to do at each node, as long as the graph may be any of `plans`; at node `ask` they part."""
+
+    def __init__(self, plans: tuple[GraphPlan, ...], known: int) -> None:
+        """`known`: up to this node they are known to agree."""
+        plan = plans[0]
+        self.plans = plans
+        self.n_nodes = plan.n_nodes
+        self.names = [name.encode() for name in plan.names]
+        self.actions = bytearray(plan.n_nodes)
+        self.dispatch: dict[int, SitePlan] = {}
+        self.inject: dict[int, list[SitePlan]] = {}
+        for index in plan.skip:
+            self.actions[index] |= _SKIP
+        for site in plan.sites:
+            self.dispatch[site.dispatch_after] = site
+            self.inject.setdefault(site.inject_after, []).append(site)
+            for index in (site.x, site.ids, site.output) + (() if site.weights is None else (site.weights,)):
+                self.actions[index] |= _KEEP
+            self.actions[site.dispatch_after] |= _STOP
+            self.actions[site.inject_after] |= _STOP
+        self.branches: dict[tuple[str, str], _Program] = {}
+        if len(plans) > 1:
+            self._part(known)
+
+    def _part(self, known: int) -> None:
+        least = min(plan.n_nodes for plan in self.plans)
+        at = next((i for i in range(known, least) if len({_mark(plan, i) for plan in self.plans}) > 1), None)
+        if at is None:
+            raise TraceError("one of this model's graphs is the beginning of another; this is not supported")
+        self.actions[at] |= _ASK
+        for mark in {_mark(plan, at) for plan in self.plans}:
+            self.branches[mark] = _Program(tuple(plan for plan in self.plans if _mark(plan, at) == mark), at + 1)
+
+
+def _mark(plan: GraphPlan, index: int) -> tuple[str, str]:
+    return plan.ops[index], plan.names[index]
+
+
 class EvalHook:
     """Runs a plan during `llama_decode`. One per llama context, sharing nothing with others'; its decode thread only.
 
@@ -100,27 +139,19 @@ class EvalHook:
 
     def __init__(self, plan: GraphPlan, experts: Experts) -> None:
         self._experts = experts
-        self._n_nodes = plan.n_nodes
-        self._names = [name.encode() for name in plan.names]
-        self._actions = bytearray(plan.n_nodes)
-        self._dispatch: dict[int, SitePlan] = {}
-        self._inject: dict[int, list[SitePlan]] = {}
-        for index in plan.skip:
-            self._actions[index] |= _SKIP
-        for site in plan.sites:
-            self._dispatch[site.dispatch_after] = site
-            self._inject.setdefault(site.inject_after, []).append(site)
-            for index in (site.x, site.ids, site.output) + (() if site.weights is None else (site.weights,)):
-                self._actions[index] |= _KEEP
-            self._actions[site.dispatch_after] |= _STOP
-            self._actions[site.inject_after] |= _STOP
+        self._root = _Program((plan, *plan.others), 0)
+        self._follow(self._root)
         self._next = 0
         self._kept: dict[int, int] = {}
-        self._pending: dict[int, PendingRows | None] = {}
+        self._pending: dict[int, PendingRows | None] = {}  # by site
         self._waiting: PendingRows | None = None
         self._error: BaseException | None = None
         self._cancel: BaseException | None = None
         self.round_trips = 0
+
+    def _follow(self, program: _Program) -> None:
+        self._program = program
+        self._n_nodes, self._actions = program.n_nodes, program.actions
 
     def begin(self) -> None:
         """Forget the last evaluation."""
@@ -145,8 +176,12 @@ class EvalHook:
         if not ask:
             return self._stop_at(self._next - 1 if self._next else self._n_nodes - 1)
         index = self._next
-        self._next = index + 1 if index + 1 < self._n_nodes else 0
+        if not index and self._program is not self._root:
+            self._follow(self._root)
         action = self._actions[index]
+        if action & _ASK and self._error is None:
+            action = self._part(index, address)
+        self._next = index + 1 if index + 1 < self._n_nodes else 0
         if not action:
             return False
         if action & _SKIP:
@@ -159,6 +194,17 @@ class EvalHook:
             return True
         return self._error is not None
 
+    def _part(self, index: int, address: int) -> int:
+        """Find out which graph this is; the action at this node, where the graphs that it may be are no longer one."""
+        while self._actions[index] & _ASK:
+            tensor = ggml.TensorStruct.from_address(address)
+            program = self._program.branches.get((ggml.op_name(tensor.op), _name(address)))
+            if program is None:
+                self._error = TraceError(_other_graph(_name(address), self._program.names[index].decode()))
+                return _STOP
+            self._follow(program)
+        return self._actions[index]
+
     def _stop_at(self, index: int) -> bool:
         if self._error is not None:
             return False
@@ -167,9 +213,9 @@ class EvalHook:
                 raise self._cancel
             if self._actions[index] & _STOP:
                 self._check_name(index)
-                for site in self._inject.get(index, ()):
+                for site in self._program.inject.get(index, ()):
                     self._put_back(site)
-                starting = self._dispatch.get(index)
+                starting = self._program.dispatch.get(index)
                 if starting is not None:
                     self._send(starting)
         except BaseException as error:
@@ -179,26 +225,23 @@ class EvalHook:
 
     def _check_name(self, index: int) -> None:
         name = ctypes.string_at(self._kept[index] + _NAME_AT)
-        if name != self._names[index]:
-            raise TraceError(
-                f"llama.cpp evaluated {name.decode('utf-8', 'replace')} where {self._names[index].decode()} was "
-                "traced; the graph changed after loading, which this version does not support"
-            )
+        if name != self._program.names[index]:
+            raise TraceError(_other_graph(name.decode("utf-8", "replace"), self._program.names[index].decode()))
 
     def _send(self, site: SitePlan) -> None:
         ids = read_ids(self._kept[site.ids])
         if not len(ids):
-            self._pending[site.output] = None
+            self._pending[site.site.index] = None
             return
         x = read_rows(self._kept[site.x])
         if site.weights is None:
             weights = np.ones(ids.shape, np.float32)
         else:
             weights = read_rows(self._kept[site.weights]).reshape(ids.shape)
-        self._pending[site.output] = self._experts.submit(site.site.index, x, ids, weights)
+        self._pending[site.site.index] = self._experts.submit(site.site.index, x, ids, weights)
 
     def _put_back(self, site: SitePlan) -> None:
-        pending = self._pending.pop(site.output)
+        pending = self._pending.pop(site.site.index)
         if pending is None:
             return
         self._waiting = pending
@@ -210,6 +253,13 @@ class EvalHook:
             self._waiting = None
         self.round_trips += bool(getattr(pending, "asked", True))
         write_rows(self._kept[site.output], rows)
+
+
+def _other_graph(evaluated: str, traced: str) -> str:
+    return (
+        f"llama.cpp evaluated {evaluated} where {traced} was traced; "
+        "the graph changed after loading, which this version does not support"
+    )
 
 
 def _fail(pending: PendingRows | None, error: BaseException) -> None:

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from swarmnode.backbone.library import clear_errors, last_error, library
 from swarmnode.backbone.null_buffer import NullBuffer
-from swarmnode.compute import ggml
-from swarmnode.errors import ComputeError, ModelError, UsageError
+from swarmnode.errors import ComputeError, ModelError, UnknownArchitecture, UsageError
 
 EvalCallback = Callable[[int, bool, "int | None"], bool]
 ChatMessage = dict[str, str]
@@ -29,38 +29,9 @@ ChatMessage = dict[str, str]
 _LOAD_NONE, _LOAD_AUTO = 0, -1  # llama_load_mode
 _ARCHITECTURE_ROOM = 128  # bytes
 _PIECE_START = 64  # bytes; grows where a token is longer
+_UNKNOWN_ARCHITECTURE = "unknown model architecture: "  # llama_model_create; a test holds it
 _END = -1  # llama.cpp's "to the end" of a range of positions
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
-# Architectures with recurrent layers whose state was found to be taken back rightly (tests/…/test_rollback.py). Of
-# bailingmoe3, lfm2moe and nemotron_h_moe llama.cpp can too, but then their graph depends on how many tokens it
-# evaluates, and the hook needs one graph; of qwen3next, kimi-linear and the rest it cannot.
-_TAKES_BACK = frozenset({"deepseek4", "glm5-next", "kimi-k3", "qwen35moe", "qwen4exp"})
-_log_lines: list[str] = []
-_log_callback: Any = None
-
-
-def _library() -> Any:
-    """The bindings, imported late (0.3 s) and initialised once, with llama.cpp's own log kept for error messages."""
-    global _log_callback  # noqa: PLW0603  (llama.cpp has one process-wide log)
-    from llama_cpp import llama_cpp as lib  # noqa: PLC0415
-
-    if _log_callback is None:
-        ggml.check_layout()
-
-        def keep(level: int, text: bytes, _user_data: Any) -> None:
-            if level >= 4:  # GGML_LOG_LEVEL_ERROR
-                _log_lines.append(text.decode("utf-8", "replace").strip())
-                del _log_lines[:-20]
-
-        _log_callback = lib.llama_log_callback(keep)
-        lib.llama_log_set(_log_callback, None)
-        lib.llama_backend_init()
-    return lib
-
-
-def _last_error() -> str:
-    """The first of llama.cpp's error lines since they were cleared: those after it only pass it on."""
-    return _log_lines[0].rpartition("error loading model: ")[2] if _log_lines else "llama.cpp gave no reason"
 
 
 class LlamaModel:
@@ -69,7 +40,8 @@ class LlamaModel:
     With `remote_experts` the file is a sparse backbone: its expert weights are declared, never stored and never read.
     `take_back`: where layers keep a running state, contexts keep as many earlier ones of it (that much more memory, and
     another graph), so that drafts of this length can be taken back. What `progress` (0 to 1) raises ends the loading.
-    Raises ModelError, with llama.cpp's own reason, for a file that cannot be loaded.
+    With `header_only` no weight is read or kept: whether llama.cpp accepts the file's figures and shapes.
+    Raises ModelError, with llama.cpp's own reason, for a file that cannot be loaded, or UnknownArchitecture.
     """
 
     def __init__(
@@ -79,9 +51,10 @@ class LlamaModel:
         remote_experts: bool,
         gpu_layers: int = 0,
         take_back: int = 0,
+        header_only: bool = False,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        self._lib = lib = _library()
+        self._lib = lib = library()
         self.path = path
         self._null = NullBuffer() if remote_experts else None
         params = lib.llama_model_default_params()
@@ -102,20 +75,29 @@ class LlamaModel:
         if self._null is not None:
             params.tensor_buft_overrides = self._null.overrides()
             params.load_mode = _LOAD_NONE
-        _log_lines.clear()
+        if header_only:
+            params.no_alloc = True
+            params.load_mode = _LOAD_NONE
+        clear_errors()
         with self._null.loading() if self._null is not None else contextlib.nullcontext():
             self._model = lib.llama_model_load_from_file(os.fsencode(path), params)
         if stopped:
             self.close()
             raise stopped[0]
         if not self._model:
-            raise ModelError(f"{path}: llama.cpp cannot load it: {_last_error()}")
+            reason = last_error()
+            if _UNKNOWN_ARCHITECTURE in reason:
+                raise UnknownArchitecture(
+                    f"{path}: this llama.cpp does not know the architecture {reason.rpartition(': ')[2]}; "
+                    "update swarmnode and llama-cpp-python"
+                )
+            raise ModelError(f"{path}: llama.cpp cannot load it: {reason}")
         self.n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model)))
         self.n_context_trained = int(lib.llama_model_n_ctx_train(self._model))
         self._sharing = threading.Lock()
         self._contexts = 0  # that use the weights
         self._closed = False
-        self.take_back = take_back if self.is_recurrent and self.architecture in _TAKES_BACK else 0
+        self.take_back = take_back if self.is_recurrent else 0
         self._piece_cache: dict[int, bytes] = {}
 
     @property
@@ -259,7 +241,7 @@ class LlamaContext:
             raise UsageError(
                 f"{n_seq} sequences do not fit: give 1 to {MAX_SEQUENCES}, and no more than the batch of {n_batch}"
             )
-        self._lib = lib = _library()
+        self._lib = lib = library()
         self.model = model
         self.n_context, self.n_batch, self.n_seq = n_context, n_batch, n_seq
         params = lib.llama_context_default_params()
@@ -277,17 +259,18 @@ class LlamaContext:
         if callback is not None:
             self._callback = lib.ggml_backend_sched_eval_callback(callback)
             params.cb_eval = self._callback
-        _log_lines.clear()
+        clear_errors()
         self._context = lib.llama_init_from_model(model.handle, params)
         if not self._context:
             of = f"{n_context} tokens" + (f" in each of {n_seq} sequences" if n_seq > 1 else "")
-            raise ComputeError(f"{model.path}: llama.cpp cannot make a context of {of}: {_last_error()}")
+            raise ComputeError(f"{model.path}: llama.cpp cannot make a context of {of}: {last_error()}")
         model._joined()
         self._tokens = np.zeros(n_batch, np.int32)
         self._positions = np.zeros(n_batch, np.int32)
         self._sequences = np.zeros(n_batch, np.int32)  # one per token
         self._wanted = np.zeros(n_batch, np.int8)
         self._batch = self._batch_of_these()
+        self._began: dict[int, int] = {}  # sequence -> position of the first token of its last evaluation
 
     @property
     def handle(self) -> Any:
@@ -341,11 +324,12 @@ class LlamaContext:
             self._wanted[at:end] = 0
             self._wanted[end - chunk.outputs : end] = 1
             rows.append(range(end - chunk.outputs, end))
+            self._began[chunk.sequence] = chunk.position
             at = end
         self._batch.n_tokens = at
         status = self._lib.llama_decode(self.handle, self._batch)
         if status != 0:
-            raise ComputeError(f"llama_decode failed with status {status}: {_last_error()}")
+            raise ComputeError(f"llama_decode failed with status {status}: {last_error()}")
         return rows
 
     def logits(self, row: int = -1) -> NDArray[np.float32]:
@@ -369,8 +353,14 @@ class LlamaContext:
     def forget(self, sequence: int, position: int = 0) -> None:
         """Forget what a sequence has from `position` on, up to `take_back` tokens or the whole sequence.
 
-        Raises ComputeError where llama.cpp cannot.
+        Raises ComputeError where llama.cpp cannot. Of recurrent layers it keeps no state from before the sequence's
+        last evaluation: at least one token of that has to stay.
         """
+        if self.model.is_recurrent and 0 < position <= self._began.get(sequence, 0):  # it would take another state
+            raise ComputeError(
+                f"the recurrent layers of {self.model.architecture} cannot take back a whole evaluation: "
+                f"sequence {sequence} from {position} on"
+            )
         memory = self._lib.llama_get_memory(self.handle)
         if not self._lib.llama_memory_seq_rm(memory, sequence, position, _END):
             raise ComputeError(f"llama.cpp cannot forget the tokens of sequence {sequence} from {position} on")

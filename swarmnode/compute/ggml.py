@@ -272,6 +272,16 @@ Clear = ctypes.CFUNCTYPE(None, _P, c_uint8)
 SetThreads = ctypes.CFUNCTYPE(None, _P, c_int)
 
 
+class GgufInitParams(ctypes.Structure):
+    """struct gguf_init_params."""
+
+    _fields_ = (("no_alloc", c_bool), ("context", c_void_p))
+
+
+gguf_init_from_file = _function("gguf_init_from_file", c_void_p, c_char_p, GgufInitParams)
+gguf_free = _function("gguf_free", None, c_void_p)
+
+
 def op_name(op: int) -> str:
     """ggml's name of an op id read from a tensor of the checked library, as "MUL_MAT_ID"."""
     name: bytes = op_name_bytes(op)

@@ -7,13 +7,14 @@ hands the result to `manifest.build_manifest`. (For a model on a web server: `ht
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from threading import local
 
 from swarmnode.compute.recipe import Site
 from swarmnode.errors import ManifestMismatch
-from swarmnode.model.gguf_file import GgufFile, GgufTensor, SourceReader
+from swarmnode.model.gguf_file import GgufFile, GgufTensor, Reader, SourceReader
+from swarmnode.model.gguf_values import checked
 from swarmnode.model.slicing import SliceShape, expert_digest, slice_shape
 
 Digests = tuple[tuple[str, ...], ...]
@@ -28,7 +29,8 @@ def digest_experts(
 ) -> Digests:
     """SHA-256 of every expert of every site, read piece by piece. `progress(bytes done, bytes in all)`.
 
-    hashlib releases the GIL: a few threads hash as fast as the disk reads.
+    hashlib releases the GIL: a few threads hash as fast as the disk reads. Raises BrokenModel where a weight is NaN or
+    infinite: every answer of that expert would be refused, and held against the node that gave it.
     """
     plans = [site_plan(gguf, site) for site in sites]
     total = sum(shape.stride * shape.n_expert for plan in plans for _, shape in plan)
@@ -42,9 +44,7 @@ def digest_experts(
             opened.append(readers.reader)
         reader: SourceReader = readers.reader
         pieces = (
-            chunk
-            for tensor, shape in plans[position]
-            for chunk in reader.chunks(tensor.file, tensor.offset + shape.span(expert)[0], shape.stride)
+            chunk for tensor, shape in plans[position] for chunk in expert_chunks(reader, gguf, tensor, shape, expert)
         )
         return position, expert, expert_digest(pieces)
 
@@ -64,6 +64,17 @@ def digest_experts(
         for reader in opened:
             reader.close()
     return tuple(tuple(row) for row in result)
+
+
+def expert_chunks(
+    reader: Reader, gguf: GgufFile, tensor: GgufTensor, shape: SliceShape, expert: int
+) -> Iterator[memoryview]:
+    """The bytes of an expert in a stack, piece by piece. Raises BrokenModel where a weight is NaN or infinite."""
+    return checked(
+        reader.chunks(tensor.file, tensor.offset + shape.span(expert)[0], shape.stride),
+        tensor.ggml_type,
+        lambda _block: f"{gguf.paths[0]}: {tensor.name} of expert {expert} holds NaN or infinity; fetch the file again",
+    )
 
 
 def site_plan(gguf: GgufFile, site: Site) -> list[tuple[GgufTensor, SliceShape]]:

@@ -234,6 +234,7 @@ def assemble(
     """One model out of its parts' headers. Raises NotGguf where they do not belong together."""
     tensors: dict[str, GgufTensor] = {}
     for number, header in enumerate(headers):
+        _check_same(headers[0], header, paths[number])
         for entry in header.tensors:
             if entry.name in tensors:
                 raise NotGguf(f"{paths[number]}: tensor {entry.name} is in another part too; the parts do not belong")
@@ -243,3 +244,10 @@ def assemble(
         raise NotGguf(f"{paths[0]}: names {said} tensors in all parts, they hold {len(tensors)}; fetch the parts again")
     first = headers[0]
     return GgufFile(tuple(paths), tuple(sizes), first.metadata, first.alignment, MappingProxyType(tensors), far)
+
+
+def _check_same(first: Header, header: Header, path: Path) -> None:
+    """A part repeats nothing of the first one's metadata, or says the same."""
+    for key in ("general.architecture", "split.tensors.count"):
+        if key in header.metadata and key in first.metadata and header.metadata.raw(key) != first.metadata.raw(key):
+            raise NotGguf(f"{path}: its {key} is not the first part's; the parts do not belong")

@@ -20,6 +20,7 @@ MAX_HEADER_BYTES.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -39,6 +40,14 @@ MAX_KEY_BYTES = 65_535  # GGUF specification
 MAX_TENSOR_NAME_BYTES = 63  # GGML_MAX_NAME less its NUL: llama.cpp refuses longer ones
 MAX_DIMS = 4  # GGML_MAX_DIMS
 MAX_ALIGNMENT = 1 << 20
+MAX_STRINGS = 4 << 20  # in arrays: the largest vocabularies of today have 0.8 million tokens and merges
+SHOWN = 80  # characters of a key that an error line repeats
+
+# Types that llama.cpp had once. A file with them must be converted again.
+_REMOVED_TYPES = {
+    4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +85,7 @@ class _Cursor:
         self._file, self._size, self.path = file, size, path
         self.buffer = bytearray()
         self.at = 0
+        self.n_strings = 0
 
     def need(self, n: int, what: str) -> None:
         """Make `n` more bytes available at `at`."""
@@ -123,7 +133,7 @@ class _Cursor:
         except UnicodeDecodeError:
             raise NotGguf(f"{self.path}: {what} at byte {start} is not UTF-8") from None
         if not text.isprintable():
-            raise NotGguf(f"{self.path}: {what} {text!r} has control characters")
+            raise NotGguf(f"{self.path}: {what} {repr(text)[:SHOWN]} has control characters")
         return text
 
 
@@ -167,16 +177,17 @@ def _parse(cursor: _Cursor, size: int) -> Header:
         key_start = cursor.at - start
         key = cursor.name(MAX_KEY_BYTES, "metadata key")
         if key in entries:
-            raise NotGguf(f"{path}: metadata key {key} appears twice")
-        entries[key] = _read_value(cursor, key[:80], start, key_start)
+            raise NotGguf(f"{path}: metadata key {key[:SHOWN]} appears twice")
+        entries[key] = _read_value(cursor, key[:SHOWN], start, key_start)
     metadata = Metadata(bytes(memoryview(cursor.buffer)[start : cursor.at]), entries)
 
     infos = [_read_tensor_info(cursor) for _ in range(n_tensors)]
     alignment = _alignment(metadata, path)
     data_offset = -(-cursor.at // alignment) * alignment
     tensors = tuple(_place(info, data_offset, alignment, size, path) for info in infos)
-    if len({tensor.name for tensor in tensors}) != len(tensors):
-        raise NotGguf(f"{path}: a tensor name appears twice")
+    twice = next((name for name, n in Counter(tensor.name for tensor in tensors).items() if n > 1), None)
+    if twice is not None:
+        raise NotGguf(f"{path}: tensor {twice} appears twice; fetch the file again")
     return Header(metadata, alignment, data_offset, tensors)
 
 
@@ -190,6 +201,9 @@ def _read_value(cursor: _Cursor, key: str, base: int, key_start: int) -> Entry:
         value = cursor.at
     if item_type == ValueType.STRING:
         cursor.need(8 * count, key)  # each string has at least its length: bounds the loop
+        cursor.n_strings += count
+        if cursor.n_strings > MAX_STRINGS:
+            raise NotGguf(f"{cursor.path}: {cursor.n_strings} strings up to {key}; at most {MAX_STRINGS} are read")
         _skip_strings(cursor, key, count)
     elif item_type in SCALARS:
         cursor.skip(SCALARS[item_type].size * count, key)
@@ -222,9 +236,9 @@ def _read_tensor_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 def _alignment(metadata: Metadata, path: Path | str) -> int:
     if "general.alignment" not in metadata:
         return DEFAULT_ALIGNMENT
-    value = metadata["general.alignment"]
+    value = metadata.integer("general.alignment")
     is_u32 = metadata.value_type("general.alignment") == ValueType.UINT32
-    if not is_u32 or not isinstance(value, int) or not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
+    if not is_u32 or value is None or not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
         raise NotGguf(f"{path}: general.alignment must be a power of two up to {MAX_ALIGNMENT} as UINT32")
     return value
 
@@ -233,8 +247,13 @@ def _place(
     info: tuple[str, tuple[int, ...], int, int], data_offset: int, alignment: int, size: int, path: Path | str
 ) -> TensorEntry:
     name, ne, ggml_type, offset = info
+    if ggml_type in _REMOVED_TYPES:
+        raise NotGguf(
+            f"{path}: tensor {name} has ggml type {ggml_type} ({_REMOVED_TYPES[ggml_type]}), which llama.cpp no longer "
+            "reads; fetch or make the model in another type"
+        )
     if ggml_type not in BLOCK_TYPES:
-        raise NotGguf(f"{path}: tensor {name} has ggml type {ggml_type}, which this program does not know")
+        raise NotGguf(f"{path}: tensor {name} has ggml type {ggml_type}, which this program does not know; update it")
     if any(not 0 < n < 1 << 63 for n in ne):
         raise NotGguf(f"{path}: tensor {name} has shape {list(ne)}")
     try:

@@ -11,6 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
+import numpy.typing as npt
+
+MAX_INTEGERS = 65_536  # an array with more is no list of figures: a vocabulary, or junk of 128 MiB
+
 MetadataValue = str | int | float | bool | list[str] | list[int] | list[float] | list[bool]
 
 U32 = struct.Struct("<I")
@@ -50,6 +55,10 @@ SCALARS: Mapping[int, struct.Struct] = {
 }
 
 
+INTEGERS = frozenset({0, 1, 2, 3, 4, 5, 10, 11})
+FLOATS: Mapping[int, str] = {ValueType.FLOAT32: "<f4", ValueType.FLOAT64: "<f8"}
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """Where one key-value pair lies in the metadata's bytes."""
@@ -80,11 +89,7 @@ class Metadata(Mapping[str, MetadataValue]):
         if entry.item_type != ValueType.STRING:
             values = SCALARS[entry.item_type].iter_unpack(self._blob[entry.value : entry.end])
             return [value for (value,) in values]
-        texts, at = [], entry.value
-        for _ in range(entry.count):
-            texts.append(self._text(at))
-            at += 8 + U64.unpack_from(self._blob, at)[0]
-        return texts
+        return [raw.decode("utf-8", "replace") for raw in self.byte_strings(key)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -97,6 +102,19 @@ class Metadata(Mapping[str, MetadataValue]):
         entry = self._entries[key]
         return self._blob[entry.start : entry.end]
 
+    def byte_strings(self, key: str) -> list[bytes]:
+        """The items of an array of strings as they stand in the file; none where the value is something else."""
+        entry = self._entries.get(key)
+        if entry is None or entry.value_type != ValueType.ARRAY or entry.item_type != ValueType.STRING:
+            return []
+        blob, unpack, at = self._blob, U64.unpack_from, entry.value
+        found = []
+        for _ in range(entry.count):
+            start = at + 8
+            at = start + unpack(blob, at)[0]
+            found.append(blob[start:at])
+        return found
+
     def value_type(self, key: str) -> ValueType:
         """ARRAY for arrays, whatever their items."""
         return ValueType(self._entries[key].value_type)
@@ -106,14 +124,28 @@ class Metadata(Mapping[str, MetadataValue]):
         entry = self._entries[key]
         return entry.count if entry.value_type == ValueType.ARRAY else None
 
+    def item_type(self, key: str) -> ValueType:
+        """The type of an array's items; of any other value its own."""
+        return ValueType(self._entries[key].item_type)
+
+    def integers(self, key: str) -> tuple[int, ...] | None:
+        """The value as ints, one per layer where it is an array; None where it is absent or something else."""
+        entry = self._entries.get(key)
+        if entry is None or not 0 < entry.count <= MAX_INTEGERS or entry.item_type not in INTEGERS:
+            return None
+        return tuple(value for (value,) in SCALARS[entry.item_type].iter_unpack(self._blob[entry.value : entry.end]))
+
     def integer(self, key: str) -> int | None:
         """The value as an int, or the largest of an array of ints; None where it is something else."""
-        if key not in self._entries:
+        numbers = self.integers(key)
+        return max(numbers) if numbers is not None else None
+
+    def floats(self, key: str) -> npt.NDArray[np.float32] | npt.NDArray[np.float64] | None:
+        """A float or an array of them, as a view; None where the value is something else."""
+        entry = self._entries.get(key)
+        if entry is None or entry.item_type not in FLOATS:
             return None
-        value = self[key]
-        items = value if isinstance(value, list) else [value]
-        numbers = [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
-        return max(numbers) if numbers and len(numbers) == len(items) else None
+        return np.frombuffer(self._blob, FLOATS[entry.item_type], entry.count, entry.value)
 
     def text(self, key: str) -> str | None:
         """The value as a string, None where it is absent or something else."""

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from swarmnode.compute.recipe import Site
-from swarmnode.model.digests import Digests, site_plan
+from swarmnode.model.digests import Digests, expert_chunks, site_plan
 from swarmnode.model.gguf_file import GgufFile, assemble, check_part, part_names
 from swarmnode.model.gguf_header import Header, parse_header
 from swarmnode.model.http_file import BACK_OFF_S, HttpFile, make_client
@@ -218,7 +218,7 @@ def digest_far_experts(
             hashes = [hashlib.sha256() for _ in range(site.n_expert)]
             for tensor, shape in plan:
                 for expert, digest in enumerate(hashes):
-                    for chunk in reader.chunks(tensor.file, tensor.offset + shape.span(expert)[0], shape.stride):
+                    for chunk in expert_chunks(reader, gguf, tensor, shape, expert):
                         digest.update(chunk)
                         done += len(chunk)
                     if progress is not None:

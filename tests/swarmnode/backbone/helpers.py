@@ -58,7 +58,7 @@ def hooked_session(
     prompt_chunk: Callable[[int], int] | None = None,
 ) -> Session:
     model = LlamaModel(pack.backbone, remote_experts=True, take_back=take_back)
-    plan = trace_model(model, {t.name: t.ne for t in pack.manifest.tensors})
+    plan = trace_model(model, {t.name: t.ne for t in pack.manifest.tensors}, n_seq=n_seq)
     hook = EvalHook(plan, experts)
     context = LlamaContext(model, n_context=n_context, n_batch=n_batch, threads=1, callback=hook, n_seq=n_seq)
     return Session(model, context, hook, prompt_chunk=prompt_chunk)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from swarmnode.backbone.graph_trace import GraphPlan, with_others
 from swarmnode.backbone.hook import EvalHook, read_ids, read_rows, write_rows
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.backbone.session import Session
@@ -82,6 +83,47 @@ def test_a_graph_that_is_not_the_traced_one_stops_with_both_names(
     finally:
         context.close()
     assert [site for site, _ in experts.calls] == [0]
+
+
+def renamed(plan: GraphPlan, index: int, name: str) -> GraphPlan:
+    """The plan of a graph that differs in one node."""
+    return dataclasses.replace(plan, names=(*plan.names[:index], name, *plan.names[index + 1 :]))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_of_several_graphs_the_one_that_is_evaluated_is_followed(
+    model: LlamaModel, demo_pack: ModelPack, demo_engine: ExpertEngine, known: bool
+) -> None:
+    plan = trace_model(model, {t.name: t.ne for t in demo_pack.manifest.tensors})
+    assert plan.others == ()
+    later, earlier = plan.sites[2].dispatch_after, plan.sites[0].dispatch_after + 1
+    one, other = renamed(plan, later, "a"), renamed(renamed(plan, earlier, "b"), later, "c")
+    experts = InProcessExperts(demo_engine)
+    hook = EvalHook(with_others(other, [one, plan] if known else [one]), experts)
+    context = LlamaContext(model, n_context=64, n_batch=16, threads=1, callback=hook)
+    session = Session(model, context, hook)
+    try:
+        if known:
+            for at in range(3):
+                session.evaluate([1], at)
+            assert [site for site, _ in experts.calls] == [0, 1, 2, 3] * 3
+        else:
+            with pytest.raises(TraceError, match="where a was traced"):
+                session.evaluate([1, 2, 3], 0)
+            assert [site for site, _ in experts.calls] == [0, 1]
+    finally:
+        context.close()
+
+
+def test_graphs_that_cannot_be_told_apart_are_refused(
+    model: LlamaModel, demo_pack: ModelPack, demo_engine: ExpertEngine
+) -> None:
+    plan = trace_model(model, {t.name: t.ne for t in demo_pack.manifest.tensors})
+    with pytest.raises(TraceError, match="depend on the number of tokens"):
+        with_others(plan, [dataclasses.replace(plan, sites=plan.sites[:2])])
+    shorter = GraphPlan(9, (), frozenset(), plan.names[:9], plan.ops[:9])
+    with pytest.raises(TraceError, match="the beginning of another"):
+        EvalHook(dataclasses.replace(plan, others=(shorter,)), InProcessExperts(demo_engine))
 
 
 def test_strided_ids_are_read_as_rows() -> None:

@@ -80,15 +80,26 @@ def test_a_state_taken_back_is_the_state_before(packs: Packs, arch: str) -> None
             for one, other in zip(found, expected[20:], strict=True):
                 assert np.abs(one - other).max() < 3e-3 * np.abs(other).max()
         context.clear()
-        other_past = rows_of(context, Chunk([tokens[0], 7, *tokens[2:]], 0, outputs=40))
+        other_past = rows_of(context, Chunk([tokens[0], *[7] * 4, *tokens[5:]], 0, outputs=40))
         assert np.abs(other_past[5] - expected[5]).max() > 1e-2 * np.abs(expected[5]).max()  # it would be seen
+
+
+def test_a_whole_evaluation_is_not_taken_back(packs: Packs) -> None:
+    """llama.cpp would take another state for the one before it, and say nothing."""
+    with context_of(packs("qwen35moe"), TAKE_BACK) as context:
+        rows_of(context, Chunk([5, 6, 7], 0))
+        rows_of(context, Chunk([8, 9], 3))
+        with pytest.raises(ComputeError, match="cannot take back a whole evaluation: sequence 0 from 3"):
+            context.forget(0, 3)
+        context.forget(0, 4)
+        context.forget(0)
 
 
 def test_more_than_is_kept_is_refused(packs: Packs) -> None:
     with context_of(packs("qwen35moe"), 2, n_batch=2) as context:  # a batch smaller than what is kept needs
         for at in range(0, 8, 2):
             rows_of(context, Chunk([5, 6], at))
-        with pytest.raises(ComputeError, match="cannot forget the tokens of sequence 0 from 2"):
+        with pytest.raises(ComputeError, match="cannot take back a whole evaluation: sequence 0 from 2"):
             context.forget(0, 2)
         context.forget(0)
 
@@ -143,7 +154,7 @@ def test_what_ends_a_step_ends_nobody_who_has_evaluated_nothing(
                     leaves.result(20)
             assert (stays.result(20).stopped_by, stays.result(20).tokens) == ("length", 10)
             expected, _, _ = run_rows(reference, request)
-            assert events == expected
+            assert [event for event in events if event.token >= 0] == expected
 
 
 def test_who_has_evaluated_something_ends_with_the_error_of_the_step(packs: Packs) -> None:
@@ -188,6 +199,23 @@ def test_in_one_sequence_while_others_go_on(packs: Packs) -> None:
     finally:
         session.close()
         alone.close()
+
+
+@pytest.mark.parametrize("arch", ["bailingmoe3", "lfm2moe", "nemotron_h_moe", "deepseek4"])
+def test_several_at_once_where_the_graph_depends_on_the_number_of_tokens(packs: Packs, arch: str) -> None:
+    pack = packs(arch)
+    lengths = (20, 30, 12)
+
+    def generate(number: int) -> int:
+        request = GenerateRequest(
+            prompt="a prompt " * (1 + number), max_tokens=lengths[number], sampling=SAMPLING, ignore_end=True
+        )
+        return run_rows(session, request, RandomDrafter(VOCAB, seed=number))[1].tokens
+
+    with engine_of(pack) as engine:
+        session = hooked_session(pack, InProcessExperts(engine), n_seq=3, n_batch=32, take_back=TAKE_BACK)
+        with contextlib.closing(session), ThreadPoolExecutor(3) as pool:
+            assert tuple(pool.map(generate, range(3))) == lengths
 
 
 @pytest.mark.parametrize("arch", TAKES_BACK)
