@@ -1,0 +1,38 @@
+"""One process of the gate of architectures: jobs come in on stdin, results go out on stdout, a line of JSON each.
+
+Before the result comes an empty line, as soon as llama.cpp alone has run the model.
+
+llama.cpp ends the process where an assertion of its own fails; whoever started it (`run.py`) sees which job it was at.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from swarmnode.architectures.check import check_architecture
+
+
+def main(folder: Path) -> None:
+    """Do jobs `[arch, variant, type]` until stdin ends."""
+    decoder, encoder = msgspec.json.Decoder(tuple[str, str, str]), msgspec.json.Encoder()
+    for line in sys.stdin.buffer:
+        arch, variant, ggml_type = decoder.decode(line)
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix=f"{arch}-", dir=folder) as place:
+            result = check_architecture(arch, variant, ggml_type, Path(place), lambda: _write(b""))
+        result.seconds = round(time.monotonic() - began, 3)
+        _write(encoder.encode(result))
+
+
+def _write(line: bytes) -> None:
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,123 @@
+"""The gate: architectures pass it, and what is wrong does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from swarmnode.architectures import check
+from swarmnode.architectures.check import LEAST_COSINE, ArchResult, check_architecture, objection
+from swarmnode.architectures.framed import FramedExperts
+from swarmnode.architectures.run import gate_architectures, plan_jobs, run_jobs
+from swarmnode.architectures.tiny_model import ARCHITECTURES
+from swarmnode.architectures.variants import VARIANTS
+from swarmnode.backbone.hook import F32, I32
+from swarmnode.errors import UsageError
+from swarmnode.gate.experts import Ready
+
+# Of the models that people ask for first: Step-3.7, Qwen3.5-122B, GLM-4.5, GLM-5.2, MiniMax-M2 and M3, DeepSeek-V3,
+# Kimi K3, Qwen3-235B, gpt-oss, Llama 4, Mixtral.
+FIRST = (
+    ("step35", "clamp"),
+    ("qwen35moe", "merged"),
+    ("glm4moe", "leading_dense"),
+    ("glm-dsa", "base"),
+    ("minimax-m2", "base"),
+    ("minimax-m3", "base"),
+    ("deepseek2", "groups"),
+    ("kimi-k3", "base"),
+    ("qwen3moe", "scales"),
+    ("gpt-oss", "base"),
+    ("llama4", "interleaved"),
+    ("llama", "top1"),
+)
+
+
+@pytest.mark.parametrize(("arch", "variant"), FIRST)
+def test_an_architecture_passes(tmp_path: Path, arch: str, variant: str) -> None:
+    result = check_architecture(arch, variant, "F32", tmp_path)
+    assert (result.error, result.passed, result.identical) == ("", True, True)
+    assert result.sites > 0
+    assert result.rollback == "exact"
+    assert all(result.layer_cosine[wire] >= least for wire, least in LEAST_COSINE.items())
+
+
+@pytest.mark.parametrize(("arch", "ggml_type"), [("llama", "Q4_K"), ("gpt-oss", "MXFP4"), ("kimi-k3", "Q8_0")])
+def test_a_quantised_model_passes(tmp_path: Path, arch: str, ggml_type: str) -> None:
+    assert check_architecture(arch, "base", ggml_type, tmp_path).error == ""
+
+
+def test_a_result_with_a_fault_does_not_pass() -> None:
+    good = dict.fromkeys(LEAST_COSINE, 1.0)
+
+    def of(**fields: object) -> str:
+        base: dict[str, object] = {"identical": True, "layer_cosine": good, "rollback": "exact"}
+        return objection(ArchResult(arch="a", variant="b", type="F32", **{**base, **fields}))  # type: ignore[arg-type]
+
+    assert of() == ""
+    assert of(rollback="refused") == ""
+    assert "bit for bit" in of(identical=False)
+    assert "0.9984000 with fp8" in of(layer_cosine={**good, "fp8": 0.9984})
+    assert "with f16" in of(layer_cosine={**good, "f16": float("nan")})
+    assert "taken back" in of(rollback="differs")
+
+
+class OneBitOff(FramedExperts):
+    """Experts of which one answers with one bit of one row changed."""
+
+    def submit(self, site: int, x: F32, ids: I32, weights: F32) -> Ready:
+        rows = super().submit(site, x, ids, weights).rows
+        if site == 1:
+            rows.view(np.uint32)[-1, 5] ^= 1 << 12
+        return Ready(rows)
+
+
+def test_one_wrong_bit_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "FramedExperts", OneBitOff)
+    result = check_architecture("qwen3moe", "base", "F32", tmp_path)
+    assert (result.built, result.passed, result.identical) == (True, False, False)
+    assert result.error == "the logits are not those of the local run, bit for bit"
+
+
+def test_an_architecture_that_ends_the_process_is_a_row(tmp_path: Path) -> None:
+    jobs = [("llama", "varying", "F32"), ("llama", "base", "F32"), ("no-such", "base", "F32")]
+    heard: list[tuple[int, int]] = []
+    broken, good, unknown = run_jobs(
+        jobs, tmp_path, lambda _name, done, total: heard.append((done, total)), processes=1
+    )
+    assert (broken.passed, broken.built) == (False, False)
+    assert broken.error.startswith("llama.cpp ended the process: ggml/src/ggml.c")
+    assert good.passed
+    assert not unknown.built
+    assert "unknown model architecture" in unknown.error
+    assert heard[-1] == (3, 3)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_work_can_be_ended(tmp_path: Path) -> None:
+    def stop(_name: str, _done: int, _total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gate_architectures(ARCHITECTURES, None, None, tmp_path, stop, processes=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_run() -> None:
+    jobs = plan_jobs(ARCHITECTURES, None, None)
+    assert {job[0] for job in jobs} == set(ARCHITECTURES)
+    assert {job[1] for job in jobs} == set(VARIANTS)
+    assert len(jobs) == len(set(jobs))
+    assert len({arch for arch, _, ggml_type in jobs if ggml_type == "IQ4_XS"}) > 6
+    assert plan_jobs(["dbrx"], ["base"], ["F16", "Q8_0"]) == [("dbrx", "base", "F16"), ("dbrx", "base", "Q8_0")]
+    with pytest.raises(UsageError, match="no architecture qwen9"):
+        plan_jobs(["qwen9"], None, None)
+
+
+@pytest.mark.slow
+def test_every_architecture_passes(tmp_path: Path) -> None:
+    results = gate_architectures(ARCHITECTURES, ["base"], ["F32"], tmp_path)
+    assert [(result.arch, result.error) for result in results if not result.passed] == []
+    assert len(results) == len(ARCHITECTURES)
