@@ -1,0 +1,103 @@
+"""`swarmnode plan`: one question, one answer; from a name, a file, a pack, an address."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swarmnode.cli import main
+from swarmnode.model.random_model import RandomModel, write_random_model
+from swarmnode.onboard import onboard
+from tests.swarmnode.model.http_server import Site, serve
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serve() as site:
+        yield site
+
+
+def test_can_my_three_machines_run_glm(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "GLM-4.6", "--devices", "3x32G"]) == 1
+    out = capsys.readouterr().out
+    first, _, rest = out.partition("\n")
+    assert first.startswith("No: GLM-4.5/4.6 (glm4moe) does not fit")
+    assert "4 more devices of 32.0 GiB would do" in first
+    assert "89 MoE layers of 160 experts, top 8, a shared expert" in rest
+    assert main(["plan", "GLM-4.6", "--devices", "3x96G"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Yes: GLM-4.5/4.6")
+    for text in ("device 1  backbone", "device 3  worker", "tokens/s", "2 per step", "need a round trip", "--memory "):
+        assert text in out
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "gpt-oss", "-d", "32G@5ms", "-d", "2x32G", "--rtt", "80", "--context", "4096", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"]
+    assert found["answer"].startswith("Yes: ")
+    assert [device["role"] for device in found["devices"]] == ["backbone", "worker", "worker"]
+    assert [device["rtt_ms"] for device in found["devices"]] == [5, 80, 80]
+    assert sum(device["experts"] for device in found["devices"]) == 36 * 128
+    assert [speed["rtt_ms"] for speed in found["speeds"]] == [20, 80, 100]
+    assert found["given"]["accepted_2"] == pytest.approx(2 * found["given"]["accepted_1"], rel=0.01)
+    assert found["devices_needed"]["32G"] == 3
+    assert found["context"] == 4096
+
+
+def test_without_devices_it_says_what_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "qwen3moe"]) == 0
+    out = capsys.readouterr().out
+    assert "94 MoE layers of 128 experts" in out
+    assert "devices, all alike: " in out
+    assert main(["plan", "kimi", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["devices_needed"]["16G"] is None
+    assert "MXFP4" in found["needs"]["assumed"]
+
+
+def test_a_file_its_pack_and_its_address_say_the_same(
+    tmp_path: Path, site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = write_random_model(RandomModel(n_layers=3), tmp_path / "m.gguf", parts=2)
+    pack = onboard(parts[0], tmp_path / "pack")
+    urls = [site.add(part) for part in parts]
+    sent = site.sent
+    found = []
+    for model in (parts[0], pack.path, urls[1]):
+        assert main(["plan", str(model), "--devices", "2x8G", "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    for other in found[1:]:
+        for key in ("n_sites", "expert_bytes", "experts_total_bytes", "dense_bytes", "kv_bytes_per_token"):
+            assert other["needs"][key] == found[0]["needs"][key]
+        assert other["devices"] == found[0]["devices"]
+    assert site.sent - sent < sum(part.stat().st_size for part in parts) * 1.1  # headers of small files: nearly all
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["glm", "-d", "3x32G"], 2, "may mean GLM-4.5/4.6 or GLM-5.2"),
+        (["GML-4.6"], 2, "did you mean GLM-4.5/4.6"),
+        (["mixtral", "-d", "3y32"], 2, "such as 3x32G"),
+        (["mixtral", "-d", "8G", "--rtt", "-1"], 2, "--rtt -1"),
+        (["mixtral", "--context", "0"], 2, "--context"),
+        (["nowhere.gguf"], 1, "no such file"),
+    ],
+)
+def test_one_line_for_what_cannot_be_meant(
+    arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *arguments]) == code
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(64))
+    assert main(["plan", str(tmp_path / "x.gguf"), "-d", "8G"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1

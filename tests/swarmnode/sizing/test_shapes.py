@@ -1,0 +1,59 @@
+"""The table of models: its sums are the published ones, and names find them."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarmnode.architectures.tiny_model import ARCHITECTURES
+from swarmnode.errors import UsageError
+from swarmnode.sizing.needs import memory_of
+from swarmnode.sizing.shapes import MODELS, ModelShape, find_shape, needs_of_shape
+
+
+def test_there_are_the_twelve_of_the_roadmap() -> None:
+    assert len(MODELS) == len({shape.name for shape in MODELS}) == 12
+    assert {shape.arch for shape in MODELS} <= set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("shape", MODELS, ids=lambda shape: shape.name)
+def test_shapes_add_up_to_the_published_size(shape: ModelShape) -> None:
+    assert shape.params / 1e9 == pytest.approx(shape.published, rel=0.02)
+    assert shape.active_params / 1e9 == pytest.approx(shape.active, rel=0.11)  # who counts which embedding differs
+
+
+@pytest.mark.parametrize("shape", MODELS, ids=lambda shape: shape.name)
+def test_needs(shape: ModelShape) -> None:
+    needs = needs_of_shape(shape)
+    assert needs.experts_in_all == shape.layers * shape.n_expert
+    assert needs.shared_expert == (shape.shared > 0)
+    if shape.size_mb:
+        assert needs.expert_bytes / 1e6 == pytest.approx(shape.size_mb, rel=0.06)
+    assert memory_of(needs, 8192).total < 40 << 30
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("GLM-4.6", "GLM-4.5/4.6"), ("glm 4.6", "GLM-4.5/4.6"), ("GLM-4.6-UD-Q4_K_XL", "GLM-4.5/4.6"),
+        ("glm4moe", "GLM-4.5/4.6"), ("glm-5.2", "GLM-5.2"), ("Maverick", "Llama-4-Maverick"),
+        ("deepseek-r1", "DeepSeek-V3/R1"), ("DEEPSEEK2", "DeepSeek-V3/R1"), ("gptoss", "gpt-oss-120b"),
+        ("qwen3moe", "Qwen3-235B"), ("Qwen3.5", "Qwen3.5-122B"), ("kimi", "Kimi-K3"), ("mixtral", "Mixtral-8x22B"),
+        ("step", "Step-3.7-Flash"), ("minimax m3", "MiniMax-M3"),
+    ],
+)  # fmt: skip
+def test_names(text: str, name: str) -> None:
+    assert find_shape(text).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("glm", "GLM-4.5/4.6 or GLM-5.2"), ("GML-4.6", "did you mean GLM-4.5/4.6"), ("llama-2-7b", "A GGUF"),
+        ("", "no model"), ("\x00\u202e", "no model"), ("x" * 10_000, "xxx"),
+    ],
+)  # fmt: skip
+def test_unknown_names(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        find_shape(text)
+    assert len(str(caught.value)) < 500
+    assert str(caught.value).isprintable()
