@@ -31,7 +31,7 @@ from swarmnode.dispatch.codec import WireName
 from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.errors import CorruptSlice, DownloadFailed, ModelError, SourceChanged, TruncatedFile, UsageError
 from swarmnode.experts_spec import parse_experts
-from swarmnode.gate import best_wires, wires_allowed
+from swarmnode.gate import best_wires, gate_failure, wires_allowed
 from swarmnode.model.digests import digest_experts
 from swarmnode.model.gguf_file import GgufFile
 from swarmnode.model.http_url import file_name, url_of
@@ -104,6 +104,7 @@ class WorkerParts:
 
     def __init__(self, config: NodeConfig, pack: ModelPack, report: Report) -> None:
         """Fill this node's slices from the source where any that its user wants are missing, then map them."""
+        check_gate(config, pack, report)
         manifest = pack.manifest
         wanted: dict[int, tuple[int, ...]] = {}
         if config.experts is not None:
@@ -222,11 +223,21 @@ def local_engine(
         bank.close()  # it goes when the engine does
 
 
+def check_gate(config: NodeConfig, pack: ModelPack, report: Report) -> None:
+    """GateFailed where the model failed its gate, and nobody said --force. A model that was never gated is run."""
+    note = gate_failure(pack, force=config.force)
+    if note:
+        report("note", note=note)
+
+
 def dispatch_options(config: NodeConfig, pack: ModelPack, report: Report) -> DispatchOptions:
     """How this node calls workers: with the wire types that were asked for, as far as this model's gate allows them.
 
-    UsageError where INT8 or FP8 was asked for and the model was not gated.
+    GateFailed where the model failed it and nobody said --force, UsageError where INT8 or FP8 was asked for and the
+    model was not gated.
     """
+    if not config.is_worker:  # which has been asked already
+        check_gate(config, pack, report)
     out, back = config.wires
     site_wires: Mapping[int, tuple[WireName, WireName]] = {}
     notes: list[str] = []

@@ -1,4 +1,4 @@
-"""`swarmnode gate`: find out which wire types a model can have, on real text, and keep it in its pack."""
+"""`swarmnode gate`: does a model run over a swarm as it runs alone, and with which wire types? Kept in its pack."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ import typer
 from swarmnode.cli.options import AsJson, Threads
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-    from rich.table import Table
-
     from swarmnode.gate.verdict import Verdict
+    from swarmnode.gate.wires import GateOptions
     from swarmnode.onboard import ModelPack
 
 
 def gate(
-    file: Annotated[str, typer.Argument(help="A GGUF with routed experts, or its model pack.")],
+    file: Annotated[
+        str | None, typer.Argument(help="A GGUF with routed experts, or its model pack.", show_default=False)
+    ] = None,
+    arch: Annotated[
+        str | None, typer.Option(help="Instead: tiny random models of an architecture of llama.cpp, or of all.")
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Instead: one MoE layer with the true shape of a known model, or of all.")
+    ] = None,
     positions: Annotated[int, typer.Option(help="Tokens of text to measure on; 1024 at least.")] = 2048,
     text: Annotated[
         Path | None, typer.Option(help="A text file to measure on.", show_default="Python's standard library")
@@ -31,45 +37,73 @@ def gate(
             show_default="unknown",
         ),
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="What to take at most, 8G: layers whose experts do not fit together are measured one after the other.",
+            show_default="what is free",
+        ),
+    ] = None,
     threads: Threads = None,
     device: Annotated[str, typer.Option(help="Where experts are computed: auto, cpu, or ggml's name.")] = "auto",
     gpu_layers: Annotated[int, typer.Option(help="Backbone layers on the GPU.")] = 0,
     show: Annotated[bool, typer.Option("--show", help="Only show what was found out before.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what F16, INT8 and FP8 on the wire do to a model, against its own weights: nothing leaves this machine.
+    """Run a model in parts and compare with the whole: exact mode over a worker process, then what F16, INT8 and FP8
+    on the wire do to it. Nothing leaves this machine.
 
-    INT8 and FP8 are used for a model only after they passed here. Exit code 1 where not even F16 passes.
+    INT8 and FP8 are used for a model only after they passed here. Exit code 1 where the model fails.
     """
-    import json  # noqa: PLC0415
     import os  # noqa: PLC0415
 
-    from swarmnode.errors import ModelError  # noqa: PLC0415
-    from swarmnode.gate.report import report  # noqa: PLC0415
-    from swarmnode.gate.verdict_file import keep_verdict, load_verdict  # noqa: PLC0415
-    from swarmnode.gate.wires import GateOptions, measure  # noqa: PLC0415
-    from swarmnode.interruptible import run_interruptible  # noqa: PLC0415
-    from swarmnode.parts import resolve_pack  # noqa: PLC0415
+    from swarmnode.config import parse_size  # noqa: PLC0415
+    from swarmnode.errors import UsageError  # noqa: PLC0415
+    from swarmnode.gate.wires import GateOptions  # noqa: PLC0415
 
+    if sum(given is not None for given in (file, arch, shape)) != 1:
+        raise UsageError("gate what? give one of FILE (a GGUF or its model pack), --arch NAME and --shape NAME")
+    if arch is not None:
+        _gate_architectures(arch, as_json=as_json)
+        return
+    if shape is not None:
+        _gate_shapes(shape, as_json=as_json)
+        return
+    assert file is not None
     options = GateOptions(
         positions=positions,
         text=text,
         own_kl=own_kl,
+        memory=parse_size(memory, "memory") if memory is not None else None,
         threads=threads if threads is not None else max(1, (os.cpu_count() or 2) - 1),
         device=device,
         gpu_layers=gpu_layers,
     )
+    _gate_file(file, options, show=show, as_json=as_json)
 
-    with _progress(enabled=not as_json and not show) as bar:
+
+def _gate_file(file: str, options: GateOptions, *, show: bool, as_json: bool) -> None:
+    import json  # noqa: PLC0415
+
+    from swarmnode.errors import ModelError  # noqa: PLC0415
+    from swarmnode.gate.report import pack_needs, report  # noqa: PLC0415
+    from swarmnode.gate.verdict_file import keep_verdict, load_verdict  # noqa: PLC0415
+    from swarmnode.gate.wires import measure  # noqa: PLC0415
+    from swarmnode.gate_view import GateProgress, show_model  # noqa: PLC0415
+    from swarmnode.interruptible import run_interruptible  # noqa: PLC0415
+    from swarmnode.model.http_url import shown, url_of  # noqa: PLC0415
+    from swarmnode.parts import resolve_pack  # noqa: PLC0415
+
+    url = url_of(file)
+    if url is not None and not show:
+        raise ModelError(f"{shown(url)}: the gate computes every expert: download the GGUF and give its file")
+
+    with GateProgress(enabled=not as_json and not show) as bar:
 
         def work(check: Callable[[], None]) -> tuple[ModelPack, Verdict]:
-            tasks: dict[str, Any] = {}
-
             def update(stage: str, done: int, total: int) -> None:
                 check()
-                if stage not in tasks:
-                    tasks[stage] = bar.add_task(stage, total=total)
-                bar.update(tasks[stage], completed=done, total=total)
+                bar.update(stage, done, total)
 
             def onboarding(event: str, **fields: Any) -> None:
                 update(fields["stage"], fields["done"], fields["total"])
@@ -84,93 +118,75 @@ def gate(
 
         pack, verdict = run_interruptible(work)
     kept = show or keep_verdict(pack, verdict)
-    found = report(pack.manifest, verdict)
+    found = report(pack.manifest, verdict, pack_needs(pack))
     if as_json:
         print(json.dumps(found))
     else:
-        _show(found, pack, kept=kept)
+        where = f"kept in {pack.verdict_file}"
+        if not kept:
+            where = f"not kept: with an earlier text the model passed, and that verdict stays in {pack.verdict_file}"
+        show_model(found, where)
     if not found["passed"]:
         raise typer.Exit(1)
 
 
-def _progress(*, enabled: bool) -> Progress:
-    """A bar per stage; silent where standard error is no terminal."""
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+def _gate_architectures(wanted: str, *, as_json: bool) -> None:
+    import tempfile  # noqa: PLC0415
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, disable=not enabled or not console.is_terminal)
+    from swarmnode.architectures.tiny_model import ARCHITECTURES  # noqa: PLC0415
+    from swarmnode.errors import UsageError  # noqa: PLC0415
 
+    names = ARCHITECTURES if wanted == "all" else [name for name in ARCHITECTURES if name == wanted.lower()]
+    if not names:
+        raise UsageError(f"--arch {wanted[:60]}: say all, or one of {', '.join(ARCHITECTURES)}")
 
-def _show(found: dict[str, Any], pack: ModelPack, *, kept: bool) -> None:
-    from swarmnode.tables import console_for_data, human_bytes, show  # noqa: PLC0415
+    from swarmnode.architectures.run import gate_architectures  # noqa: PLC0415
 
-    console = console_for_data()
-    layers = f"{found['sites']} MoE layers, {found['experts']} experts ({found['variant']}), top {found['k']}"
-    console.print(f"{found['model']}: {layers}", markup=False, highlight=False)
-    said = {True: "the plain local run's bits", False: "not the plain local run's bits", None: "not compared"}
-    console.print(
-        f"{found['positions']} positions of {found['text']}, {found['seconds']:.0f} s; exact experts: "
-        f"{said[found['identical']]}\n",
-        markup=False,
-        highlight=False,
-    )
-    show(_pairs_table(found["pairs"]))
-    console.print("\nlayer cosine at the lowest 0.1 %: on the way out · back · both", highlight=False)
-    show(_layers_table(found["rows"]))
-    for wire, said_of in found["wires"].items():
-        line = f"{wire.upper()} " + ("passed" if said_of["passed"] else f"does not pass: {said_of['why']}")
-        console.print(line, markup=False, highlight=False)
-    best = sorted({row["best"].upper() for row in found["rows"]})
-    console.print(
-        f"cheapest that passes: {', '.join(best)}: {human_bytes(found['bytes_best'])} per token, "
-        f"beside {human_bytes(found['bytes_f32'])} in F32 (rows of all layers, one worker)",
-        markup=False,
-        highlight=False,
-    )
-    where = f"kept in {pack.verdict_file}"
-    if not kept:
-        where = f"not kept: with an earlier text the model passed, and that verdict stays in {pack.verdict_file}"
-    console.print(where, markup=False, highlight=False, soft_wrap=True)
+    def work(progress: Callable[[str, int, int], None]) -> Sequence[Any]:
+        with tempfile.TemporaryDirectory(prefix="swarmnode-gate-") as folder:
+            found: Sequence[Any] = gate_architectures(names, None, None, Path(folder), progress)
+            return found
+
+    _gate_many(work, "architecture", as_json=as_json)
 
 
-def _pairs_table(pairs: Sequence[dict[str, Any]]) -> Table:
-    """One row per pair of types: the whole model with it."""
-    table = _table(("out / back", "cosine", "argmax", "clear argmax", "KL", "ΔNLL", "bytes/token"))
-    table.add_column("passed", overflow="fold")
-    for pair in pairs:
-        finer = f"{pair['finer_layers']} layers finer" if pair["finer_layers"] else "yes"
-        table.add_row(
-            f"{pair['out']} / {pair['back']}".upper(),
-            f"{pair['layer_cosine']:.5f}",
-            f"{100 * pair['argmax']:.2f} %",
-            f"{100 * pair['argmax_confident']:.2f} %",
-            f"{pair['kl']:.1e}",
-            f"{pair['dnll']:+.4f}",
-            str(pair["bytes"]),
-            finer if pair["passed"] else f"no: {pair['why']}",
-        )
-    return table
+def _gate_shapes(wanted: str, *, as_json: bool) -> None:
+    from swarmnode.errors import UsageError  # noqa: PLC0415
+    from swarmnode.gate.real_shapes import SHAPES, gate_shapes  # noqa: PLC0415
+    from swarmnode.sizing.shapes import find_shape  # noqa: PLC0415
+
+    try:
+        names = SHAPES if wanted == "all" else [find_shape(wanted).name]
+    except UsageError:
+        raise UsageError(f"--shape {wanted[:60]}: say all, or one of {', '.join(SHAPES)}") from None
+    _gate_many(lambda progress: gate_shapes(names, progress), "model", as_json=as_json)
 
 
-def _layers_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """One row per layer."""
-    table = _table(("layer", "F16", "INT8", "FP8"))
-    table.add_column("cheapest that passes", no_wrap=True)
-    for row in rows:
-        cells = [
-            " · ".join(f"{row[key]:.5f}" for key in (f"{wire}_out", f"{wire}_back", wire))
-            for wire in ("f16", "int8", "fp8")
-        ]
-        table.add_row(str(row["layer"]), *cells, row["best"].upper())
-    return table
+def _gate_many(
+    gate_all: Callable[[Callable[[str, int, int], None]], Sequence[Any]], what: str, *, as_json: bool
+) -> None:
+    """Rows with live progress; exit code 1 where one failed that llama.cpp itself can run."""
+    import json  # noqa: PLC0415
 
+    import msgspec  # noqa: PLC0415
 
-def _table(columns: Sequence[str]) -> Table:
-    from rich.table import Table  # noqa: PLC0415
+    from swarmnode.gate_view import GateProgress, show_many  # noqa: PLC0415
+    from swarmnode.interruptible import run_interruptible  # noqa: PLC0415
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="right" if i else "left", no_wrap=True)
-    return table
+    with GateProgress(enabled=not as_json) as bar:
+
+        def work(check: Callable[[], None]) -> Sequence[Any]:
+            def progress(name: str, done: int, total: int) -> None:
+                check()
+                bar.update_one(name, done, total)
+
+            return gate_all(progress)
+
+        results = run_interruptible(work)
+    rows = [msgspec.to_builtins(result) for result in results]
+    if as_json:
+        print(json.dumps(rows))
+    else:
+        show_many(rows, what)
+    if not all(row["passed"] or not row.get("built", True) for row in rows):
+        raise typer.Exit(1)

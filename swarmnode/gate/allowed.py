@@ -1,6 +1,7 @@
-"""Which wire types a node may use for its model: the question that `node.py` asks before it calls any worker.
+"""Whether a node may run its model, and with which wire types: asked by `parts.py` before any worker is called.
 
-F16 needs no verdict, INT8 and FP8 do. Where there is one, F16 is held to it too.
+Exact mode and F16 need no verdict, INT8 and FP8 do. Where there is one, F16 is held to it too, and a model that failed
+is not run.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from swarmnode.dispatch.codec import WireName
-from swarmnode.errors import UsageError
+from swarmnode.errors import GateFailed, UsageError
 from swarmnode.gate.coding import Pair, pair_name
 from swarmnode.gate.verdict import Verdict
 from swarmnode.gate.verdict_file import load_verdict
@@ -16,6 +17,25 @@ from swarmnode.onboard import ModelPack
 
 _GATED: tuple[WireName, ...] = ("int8", "fp8")
 _NAMED = 6  # layers of a note, before it only counts them
+
+
+def gate_failure(pack: ModelPack, *, force: bool) -> str:
+    """ "" where nothing is known against the model; with `force`, a line that says what is.
+
+    Raises GateFailed where its gate failed. A verdict on something else (another engine, another file) says nothing.
+    """
+    verdict = load_verdict(pack)
+    if isinstance(verdict, str) or not verdict.failure:
+        return ""
+    if force:
+        return f"{verdict.name} failed its gate ({verdict.failure}); used all the same, as --force says"
+    if verdict.identical is False:
+        what = "update swarmnode and llama-cpp-python"
+    else:
+        what = f"gate it again with another --text ({_how(pack)})"
+    raise GateFailed(
+        f"{verdict.name} failed its gate: {verdict.failure}; {what}, or give --force to use it all the same"
+    )
 
 
 def wires_allowed(pack: ModelPack, out: WireName, back: WireName) -> tuple[Mapping[int, Pair], list[str]]:

@@ -20,6 +20,7 @@ from swarmnode.fidelity import LogitComparison
 from swarmnode.gate.coding import Pair, pair_bytes
 
 LEAST_COSINE = 0.9985  # of a layer's rows, at the lowest 0.1 %; other backends of ggml are accepted from 0.998 on
+LEAST_PARTIAL = 0.999999  # the same where nothing but the order of addition differs (F32 both ways)
 LEAST_CONFIDENT = 0.998  # argmax agreement where the two best logits are more than 0.1 apart
 MOST_KL = 1e-3  # nats per position, where the next is not known
 MOST_KL_SHARE = 0.15  # of what the model's own quantisation costs against its unquantised weights

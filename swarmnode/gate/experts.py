@@ -10,18 +10,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 
 from swarmnode.backbone.hook import F32, I32
+from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.engine_api import Engine
+from swarmnode.compute.expert_bank import ExpertBank
 from swarmnode.compute.recipe import Site
 from swarmnode.dispatch.codec import WireName
 from swarmnode.errors import ModelError
 from swarmnode.fidelity import CosineTail, RowReference
 from swarmnode.gate.coding import WIRES, Codec, Pair
+from swarmnode.model.manifest import Manifest
+from swarmnode.model.source_bank import SourceBank
 
 ALL_PAIRS: tuple[Pair, ...] = tuple(product(WIRES, WIRES))
+
+
+def site_engine(source: Path, manifest: Manifest, group: range, *, threads: int, device: str) -> ExpertEngine:
+    """All experts of the sites of `group`, mapped from the GGUF itself."""
+    slices = SourceBank(source, manifest)
+    bank = ExpertBank(manifest.sites, {index: slices.stacked(index) for index in group}, device)
+    try:
+        return ExpertEngine(bank, threads=threads)
+    finally:
+        bank.close()  # it goes when the engine does
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +92,8 @@ class CodedExperts:
 
     One worker has all experts: how many there are hardly changes the figures, see `TeacherForced`. `refused` counts
     rows that were not finite when they arrived. A client would refuse them; here they become zeros, as llama.cpp's
-    router must not see NaN.
+    router must not see NaN. `backwards`: each expert on a worker of its own and the sums added up from the last rank
+    on, which is what partial sums in F32 do to the bits, at most.
     """
 
     def __init__(self, engine: Engine, sites: Sequence[Site], codec: Codec) -> None:
@@ -85,10 +101,14 @@ class CodedExperts:
         self._sites = {site.index: site for site in sites}
         self.wires: Mapping[int, Pair] = {}
         self.refused = 0
+        self.backwards = False
 
     def submit(self, site: int, x: F32, ids: I32, weights: F32) -> Ready:
         """See `hook.Experts`."""
         call = Call.of(self._sites[site], x, ids, weights)
+        if self.backwards:
+            terms = call.terms(self._engine, call.x).reshape(*ids.shape, -1)
+            return Ready(_added(terms, range(ids.shape[1] - 1, -1, -1)))
         out, back = self.wires.get(site, ("f32", "f32"))
         rows = self._codec.through(call.total(self._engine, self._codec.through(call.x, out)), back)
         bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))

@@ -26,16 +26,17 @@ class Forward:
         self._context = LlamaContext(model, n_context=CHUNK, n_batch=CHUNK, threads=threads, callback=self._hook)
         self._n_vocab = model.n_vocab
 
-    def logits(self, tokens: Sequence[int]) -> F32:
-        """Logits [n, n_vocab] of up to CHUNK tokens, evaluated as a text of their own in one batch.
+    def logits(self, tokens: Sequence[int], at: int = 0) -> F32:
+        """Logits [n, n_vocab] of tokens evaluated in one batch: a new text, or, from `at` on, more of the last one.
 
-        Raises what the experts raise, ComputeError, TraceError.
+        A text has up to CHUNK tokens. Raises what the experts raise, ComputeError, TraceError.
         """
-        self._context.clear()
+        if not at:
+            self._context.clear()
         if self._hook is not None:
             self._hook.begin()
         try:
-            self._context.decode(tokens, 0, all_logits=True)
+            self._context.decode(tokens, at, all_logits=True)
         finally:
             if self._hook is not None:
                 self._hook.check()

@@ -15,10 +15,19 @@ import msgspec
 
 from swarmnode.dispatch.codec import WireName
 from swarmnode.fidelity import LogitComparison
-from swarmnode.gate.bounds import LEAST_COSINE, MIN_POSITIONS, STEPS, fallbacks, most_kl, objection, passes_layer
+from swarmnode.gate.bounds import (
+    LEAST_COSINE,
+    LEAST_PARTIAL,
+    MIN_POSITIONS,
+    STEPS,
+    fallbacks,
+    most_kl,
+    objection,
+    passes_layer,
+)
 from swarmnode.gate.coding import WIRES, Pair, pair_bytes, pair_name
 
-FORMAT = 1
+FORMAT = 2
 MAX_SITES = 4096
 # What is run as a whole. F32 in place of F16 loses nothing, so pairs with F32 are covered by those with F16.
 VERIFIED: tuple[Pair, ...] = tuple(product(WIRES[1:], WIRES[1:]))
@@ -46,13 +55,24 @@ class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SiteFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A layer with exact inputs: its cosines, `lowest` at the lowest 0.1 % of rows, by the name of each pair."""
+    """A layer with exact inputs: its cosines, `lowest` at the lowest 0.1 % of rows, by the name of each pair.
+
+    Empty where it was not measured, which is a layer that did not fit into memory, or that lies behind such a one.
+    `differ` of `exact_rows` rows from a worker process in exact mode were not this machine's own bytes.
+    """
 
     layer: Count
     d_in: Count
     d_out: Count
     lowest: dict[Text, Cosine]
     mean: dict[Text, Cosine]
+    exact_rows: Count = 0
+    differ: Count = 0
+
+    @property
+    def measured(self) -> bool:
+        """Whether there are figures of its wires."""
+        return bool(self.lowest)
 
     def lowest_of(self, pair: Pair) -> float:
         """NaN where it was not measured."""
@@ -85,19 +105,56 @@ class PairFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """See the module. `sites` are in the model's order; `own_kl`: what the model's own quantisation costs, if known;
-    `identical`: whether exact experts gave the bits of a plain local run, None if that was not tried."""
+    """See the module. `sites` are in the model's order; `own_kl`: what the model's own quantisation costs, if known.
+
+    version: of swarmnode. exact_positions: tokens that a worker process was asked for in exact mode, 0 if none was;
+    `local_differ` of them had other logits than a plain local run, None where that does not fit into memory. pairs:
+    none where not every layer was measured. partial: partial sums in F32, as a whole.
+    """
 
     format: int
+    version: Text
     bound: Bound
     name: Text
     text: Text
     positions: Count
     seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     own_kl: Annotated[float, msgspec.Meta(gt=0, le=10)] | None
-    identical: bool | None
+    exact_positions: Count
+    local_differ: Count | None
     sites: Annotated[tuple[SiteFigures, ...], msgspec.Meta(min_length=1, max_length=MAX_SITES)]
     pairs: Annotated[tuple[PairFigures, ...], msgspec.Meta(max_length=len(VERIFIED))]
+    partial: PairFigures | None = None
+
+    @property
+    def identical(self) -> bool | None:
+        """Whether exact mode gave the bits of a plain local run, None if that is not known."""
+        if self.first_differing is not None or self.local_differ:
+            return False
+        return True if self.exact_positions and self.local_differ == 0 else None
+
+    @property
+    def first_differing(self) -> SiteFigures | None:
+        """The first layer whose rows in exact mode were not this machine's own."""
+        return next((site for site in self.sites if site.differ), None)
+
+    @property
+    def failure(self) -> str:
+        """Why the model should not be run at all, "" where nothing that was measured says so."""
+        if (first := self.first_differing) is not None:
+            return (
+                f"exact mode does not give the local run's bits: layer {first.layer} is the first that differs, in "
+                f"{first.differ} of {first.exact_rows} rows"
+            )
+        if self.local_differ:
+            return (
+                f"exact mode does not give the local run's bits: the logits differ at {self.local_differ} of "
+                f"{self.exact_positions} positions, with every layer the same"
+            )
+        for site in self.sites:
+            if site.measured and not site.lowest_of(SAFE) >= LEAST_PARTIAL:
+                return f"layer {site.layer}: cosine {site.lowest_of(SAFE):.7f} of partial sums in F32 < {LEAST_PARTIAL}"
+        return self.objection(FINEST) if self._figures(FINEST) is not None else ""
 
     def objection(self, pair: Pair) -> str:
         """Why the whole model does not pass with this pair of types, "" where it does.
@@ -130,7 +187,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         both: Pair = (wire, wire)
         found = self._figures(both)
         if found is not None and both != SAFE and both not in found.wires:
-            best = max(site.lowest_of(both) for site in self.sites)
+            best = max((site.lowest_of(both) for site in self.sites if site.measured), default=float("nan"))
             return f"no layer's cosine is {LEAST_COSINE} both ways (best {best:.5f})"
         return self.objection(both)
 
@@ -143,6 +200,8 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def used(self, wanted: Pair) -> Pair:
         """The pair that serves `wanted` as a whole: itself, or the cheapest that passes with a type made finer."""
+        if not self.pairs:  # as without a verdict, but for layers that were found to be bad
+            return _finer(wanted)
         if not self.objection(wanted):
             return wanted
         passing = [pair for pair in fallbacks(wanted) if not self.objection(pair)]
@@ -150,6 +209,8 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def best(self) -> Mapping[int, Pair]:
         """The cheapest types per site with which the whole model passes; of equal ones those with the least KL."""
+        if not self.pairs:
+            return self._unverified(FINEST)
         passing = [found for found in self.pairs if not self.objection((found.out, found.back))]
         if not passing:
             return dict.fromkeys(range(len(self.sites)), SAFE)
@@ -160,7 +221,14 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Bytes of one token's rows out and back over all sites, with one worker."""
         return sum(pair_bytes(wires[i], site.d_in, site.d_out) for i, site in enumerate(self.sites))
 
+    def _unverified(self, pair: Pair) -> dict[int, Pair]:
+        """Of layers alone: those that were measured and do not pass have F32."""
+        bad = {i for i, site in enumerate(self.sites) if site.measured and not passes_layer(site.lowest_of(pair))}
+        return {i: SAFE if i in bad else pair for i in range(len(self.sites))}
+
     def _wires(self, pair: Pair, wanted: Pair) -> dict[int, Pair]:
+        if not self.pairs:
+            return self._unverified(pair)
         found = self._figures(pair)
         if pair == SAFE or found is None:
             return dict.fromkeys(range(len(self.sites)), SAFE)
@@ -172,3 +240,8 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _figures(self, pair: Pair) -> PairFigures | None:
         measured = tuple("f16" if wire == "f32" else wire for wire in pair)
         return next((found for found in self.pairs if (found.out, found.back) == measured), None)
+
+
+def _finer(pair: Pair) -> Pair:
+    """What needs no verdict: F16 at most."""
+    return "f32" if pair[0] == "f32" else "f16", "f32" if pair[1] == "f32" else "f16"

@@ -29,11 +29,13 @@ def bound_of(pack: ModelPack, codec: Codec | None = None) -> Bound:
 
 
 def keep_verdict(pack: ModelPack, verdict: Verdict) -> bool:
-    """Put a verdict into a pack, unless not even F16 passes by it and the one that is there knows better.
+    """Put a verdict into a pack, unless the one that is there knows better: F16 passes by it, and not by the new one.
+
+    That exact mode has other bits is no matter of the text, and always kept.
 
     Returns whether it was kept. Raises ModelError where it cannot be written.
     """
-    if verdict.objection(FINEST):
+    if verdict.identical is not False and verdict.objection(FINEST):
         earlier = load_verdict(pack)
         if isinstance(earlier, Verdict) and not earlier.objection(FINEST):
             return False
@@ -58,11 +60,12 @@ def load_verdict(pack: ModelPack) -> Verdict | str:
     if len(data) > MAX_BYTES:
         return "its verdict is too large to be one"
     try:
+        found = msgspec.json.decode(data, type=_Format).format
+        if found != FORMAT:
+            return f"its verdict is of another version (format {found}, not {FORMAT})"
         verdict = msgspec.json.decode(data, type=Verdict)
     except (msgspec.MsgspecError, RecursionError, ValueError):
-        return "its verdict is damaged, or of another version"
-    if verdict.format != FORMAT:
-        return f"its verdict has format {verdict.format}, not {FORMAT}"
+        return "its verdict is damaged"
     for what, ours in msgspec.structs.asdict(bound_of(pack)).items():
         if getattr(verdict.bound, what) != ours:
             return f"its verdict is of another {_NAMES[what]}"
@@ -70,9 +73,18 @@ def load_verdict(pack: ModelPack) -> Verdict | str:
     figures = [(site.layer, site.d_in, site.d_out) for site in verdict.sites]
     if figures != [(site.layer, site.d_in, site.d_out) for site in sites]:
         return "its verdict is of other layers"
-    if any(not site.lowest.keys() == site.mean.keys() == _KEYS for site in verdict.sites):
-        return "its verdict is incomplete"
+    for site in verdict.sites:
+        if site.lowest.keys() != site.mean.keys() or site.lowest.keys() not in (_KEYS, set()):
+            return "its verdict is incomplete"
+        if verdict.pairs and not site.measured:
+            return "its verdict is incomplete"
     return verdict
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """What every version's verdict has."""
+
+    format: int
 
 
 _KEYS = {pair_name(pair).lower() for pair in product(WIRES, WIRES)}

@@ -1,54 +1,71 @@
-"""Measures what each wire type does to a model: on real text, on this machine, with the real codec and no network.
+"""Measures what a swarm does to a model: on real text, on this machine.
 
-    1  layers   the text once, with exact experts; at each site every pair of types is tried on the same exact inputs
-    2  logits   the text again: exactly, and once per pair as a whole, each site with the types that its cosine allows
+    1  exact    a short text with all experts on a worker process, over QUIC; each row is compared with this machine's
+    2  layers   the text once, with exact experts; at each site every pair of types is tried on the same exact inputs
+    3  logits   the text again: exactly, with partial sums, and once per pair as a whole, each site with the types that
+                its cosine allows
+    4  local    the short text in a plain local run, whose logits are compared with those of 1
 
-The experts are computed from the pack's own GGUF, so the reference is the model as it is quantised, not as it was
-trained. Nothing of the text stays in memory but sums. Blocks; called by the `gate` command in a thread.
+2 and 3 use the real codec and no network. The experts are computed from the pack's own GGUF, so the reference is the
+model as it is quantised, not as it was trained. Nothing of the text stays in memory but sums. A model whose experts do
+not fit beside its backbone is gone through some layers at a time (`staged.py`). Blocks; called by the `gate` command in
+a thread.
 """
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import psutil
 
+from swarmnode import __version__
 from swarmnode.backbone.graph_trace import GraphPlan
 from swarmnode.backbone.hook import F32, Experts
 from swarmnode.backbone.llama import LlamaModel
+from swarmnode.compute.device import choose_device
 from swarmnode.compute.engine import ExpertEngine
-from swarmnode.compute.expert_bank import ExpertBank
-from swarmnode.compute.recipe import recipes_hash
+from swarmnode.compute.recipe import Site, recipes_hash
 from swarmnode.errors import ModelError, UsageError
 from swarmnode.fidelity import ExactLogits, LogitSums
 from swarmnode.gate.bounds import MIN_POSITIONS, fit
 from swarmnode.gate.coding import Codec, Pair, pair_name
-from swarmnode.gate.experts import ALL_PAIRS, CodedExperts, TeacherForced
+from swarmnode.gate.exact import POSITIONS, ExactRows, differing_rows, run_text
+from swarmnode.gate.experts import ALL_PAIRS, CodedExperts, TeacherForced, site_engine
 from swarmnode.gate.forward import CHUNK, Forward
+from swarmnode.gate.memory import backbone_memory, groups_within
+from swarmnode.gate.staged import Recording, Staged
 from swarmnode.gate.text import HELD_OUT, file_tokens, held_out_tokens
-from swarmnode.gate.verdict import FORMAT, VERIFIED, PairFigures, SiteFigures, Verdict
+from swarmnode.gate.verdict import FINEST, FORMAT, SAFE, VERIFIED, PairFigures, SiteFigures, Verdict
 from swarmnode.gate.verdict_file import bound_of
-from swarmnode.model.source_bank import SourceBank
+from swarmnode.gate.worker_process import WorkerSettings, run_beside_worker
+from swarmnode.model.gguf_file import GgufFile
 from swarmnode.onboard import ModelPack, trace_model
 
 MAX_POSITIONS = 1 << 20
 Progress = Callable[[str, int, int], None]  # (stage, positions done, of how many)
+# The finest, the cheapest, what is between them.
+_MATTERS: tuple[Pair, ...] = (FINEST, ("int8", "int8"), ("int8", "f16"), ("fp8", "fp8"), *VERIFIED)
 _LARGEST = 1e6  # nats: what is further off is told from it by nobody
 
 
 @dataclass(frozen=True, slots=True)
 class GateOptions:
     """How to measure. `positions` is rounded up to whole chunks; `text` is a file of the user's own; `own_kl` what the
-    model's quantisation costs (KL to its unquantised weights, nats per position), where that is known."""
+    model's quantisation costs (KL to its unquantised weights, nats per position), where that is known; `memory` in
+    bytes, None for what is free; `worker`: whether exact mode is tried with a worker process."""
 
     positions: int = 2048
     text: Path | None = None
     own_kl: float | None = None
+    memory: int | None = None
+    worker: bool = True
     threads: int = 1
     device: str = "auto"
     gpu_layers: int = 0
@@ -65,8 +82,8 @@ class GateOptions:
 def measure(pack: ModelPack, options: GateOptions, progress: Progress | None = None) -> Verdict:
     """Run the gate. What `progress` raises ends it.
 
-    Raises ModelError (no GGUF here, NaN from the model itself, another graph than the pack's), UsageError (a text that
-    is too short), EngineError.
+    Raises ModelError (no GGUF here, no room for one layer, NaN from the model itself, another graph than the pack's),
+    UsageError (a text that is too short), EngineError (and so ComputeError, where the worker process does not live).
     """
     report = progress or (lambda _stage, _done, _total: None)
     began = time.monotonic()
@@ -76,35 +93,36 @@ def measure(pack: ModelPack, options: GateOptions, progress: Progress | None = N
             "give its file"
         )
     pack.verify_backbone()
-    engine = _engine(pack, pack.source, options)
+    room = psutil.virtual_memory().available if options.memory is None else options.memory
+    sizes = [site.n_expert * pack.manifest.expert_bytes(site.index) for site in pack.manifest.sites]
+    backbone = backbone_memory(GgufFile.open(pack.source), CHUNK)
+    groups = groups_within(pack.manifest.name, backbone, sizes, room)
+    model = LlamaModel(pack.backbone, remote_experts=True, gpu_layers=options.gpu_layers)
     try:
-        model = LlamaModel(pack.backbone, remote_experts=True, gpu_layers=options.gpu_layers)
-        try:
-            return _Gate(pack, options, model, engine, report).run(began)
-        finally:
-            model.close()
+        with tempfile.TemporaryDirectory(prefix="swarmnode-gate-") as folder:
+            return _Gate(pack, pack.source, options, model, groups, room, Path(folder), report).run(began)
     finally:
-        engine.close()
-
-
-def _engine(pack: ModelPack, source: Path, options: GateOptions) -> ExpertEngine:
-    slices = SourceBank(source, pack.manifest)
-    stacked = {site.index: slices.stacked(site.index) for site in pack.manifest.sites}
-    bank = ExpertBank(pack.manifest.sites, stacked, options.device)
-    try:
-        return ExpertEngine(bank, threads=options.threads)
-    finally:
-        bank.close()  # it goes when the engine does
+        model.close()
 
 
 class _Gate:
     def __init__(
-        self, pack: ModelPack, options: GateOptions, model: LlamaModel, engine: ExpertEngine, report: Progress
+        self,
+        pack: ModelPack,
+        source: Path,
+        options: GateOptions,
+        model: LlamaModel,
+        groups: Sequence[range],
+        room: int,
+        folder: Path,
+        report: Progress,
     ) -> None:
-        self._pack, self._options, self._report = pack, options, report
-        self._model, self._engine = model, engine
+        self._pack, self._source, self._options, self._report = pack, source, options, report
+        self._model, self._groups, self._room, self._folder = model, groups, room, folder
         self._sites = pack.manifest.sites
+        self._staged = groups[0] != range(len(self._sites))
         self._positions = -(-options.positions // CHUNK) * CHUNK
+        self._on_cpu = choose_device(options.device).is_cpu and not options.gpu_layers
         text, count = options.text, self._positions + 1
         self._tokens = held_out_tokens(model, count) if text is None else file_tokens(model, text, count)
         self._plan = trace_model(model, {tensor.name: tensor.ne for tensor in pack.manifest.tensors})
@@ -113,74 +131,169 @@ class _Gate:
                 f"{pack.path}: this llama.cpp builds another graph than the pack was made with; "
                 "run swarmnode onboard again"
             )
+        self._exact = Recording(folder / "exact")  # what each site answered without any wire
 
     def run(self, began: float) -> Verdict:
-        sites, identical = self._layers()
-        pairs = self._whole(sites)
         options = self._options
+        exact_rows: dict[int, tuple[int, int]] = {}
+        figures: dict[int, SiteFigures] = {}
+        logits: F32 | None = None
+        tried = Recording(self._folder / "tried")
+        for done, group in enumerate(self._groups):
+            with self._engine(group) as engine:
+                if options.worker and self._on_cpu:  # elsewhere sums are added up in another order
+                    logits = self._beside_worker(engine, group, tried, exact_rows)
+                figures |= self._layers(engine, group, done, exact_rows)
+        whole = len(figures) == len(self._sites)
+        sites = tuple(figures.get(site.index) or _unmeasured(site) for site in self._sites)
+        pairs, partial = self._whole(sites) if whole else ((), None)
         return Verdict(
             format=FORMAT,
+            version=__version__,
             bound=bound_of(self._pack, options.codec),
             name=self._pack.manifest.name,
             text=(HELD_OUT if options.text is None else options.text.name)[:300],
             positions=self._positions,
             seconds=round(time.monotonic() - began, 3),
             own_kl=options.own_kl,
-            identical=identical,
+            exact_positions=POSITIONS if exact_rows else 0,
+            local_differ=self._local_differ(logits) if whole else None,
             sites=sites,
             pairs=pairs,
+            partial=partial,
         )
 
-    def _layers(self) -> tuple[tuple[SiteFigures, ...], bool | None]:
-        forced = TeacherForced(self._engine, self._sites, self._options.codec, self._positions)
-        first: F32 | None = None
-        with closing(self._forward(forced)) as forward:
+    def _beside_worker(
+        self, engine: ExpertEngine, group: range, tried: Recording, found: dict[int, tuple[int, int]]
+    ) -> F32:
+        """The text in exact mode with the group's experts on a worker process: its logits; `found` gets
+        (rows, of them differing) of each site."""
+        at = 0
+
+        def note(done: int) -> None:
+            nonlocal at
+            at = done
+
+        def work(client: Experts) -> F32:
+            rows = ExactRows(client, engine, self._sites)
+            tried.rewind()
+            with closing(self._forward(self._one_group(rows, group, tried, keep=True))) as forward:
+                logits = run_text(forward, self._tokens, note)
+            found.update({index: (rows.rows[index], rows.differ[index]) for index in group})
+            return logits
+
+        settings = WorkerSettings(
+            manifest_file=self._pack.path / "manifest.json",
+            manifest=self._pack.manifest,
+            source=self._source,
+            group=group,
+            threads=self._options.threads,
+            device=self._options.device,
+        )
+        return run_beside_worker(settings, work, lambda: self._report("exact", at, POSITIONS))
+
+    def _layers(
+        self, engine: ExpertEngine, group: range, done: int, exact_rows: dict[int, tuple[int, int]]
+    ) -> dict[int, SiteFigures]:
+        """Every pair of types at each site of the group, on the same exact inputs."""
+        sites = [self._sites[index] for index in group]
+        forced = TeacherForced(engine, sites, self._options.codec, self._positions)
+        total = len(self._groups) * self._positions
+        self._exact.rewind()
+        with closing(self._forward(self._one_group(forced, group, self._exact, keep=True))) as forward:
             for at in range(0, self._positions, CHUNK):
-                self._report("layers", at, self._positions)
-                logits = forward.logits(self._tokens[at : at + CHUNK])
-                first = logits if first is None else first
-        self._report("layers", self._positions, self._positions)
-        figures = []
-        for site in self._sites:
+                self._report("layers", done * self._positions + at, total)
+                forward.logits(self._tokens[at : at + CHUNK])
+        self._report("layers", (done + 1) * self._positions, total)
+        figures = {}
+        for site in sites:
             tails = forced.tails[site.index]
             lowest = {_key(pair): tails[pair].lowest for pair in ALL_PAIRS}
             mean = {_key(pair): tails[pair].mean for pair in ALL_PAIRS}
-            figures.append(SiteFigures(site.layer, site.d_in, site.d_out, lowest, mean))
-        return tuple(figures), self._is_local(first)
+            rows, differ = exact_rows.get(site.index, (0, 0))
+            figures[site.index] = SiteFigures(site.layer, site.d_in, site.d_out, lowest, mean, rows, differ)
+        return figures
 
-    def _is_local(self, first: F32 | None) -> bool | None:
-        """Whether a plain local run gives these bits for the first chunk; not asked where it would crowd this machine
-        out (its weights are read into memory), or where a GPU adds up in another order."""
-        source = self._pack.source
-        assert source is not None
+    def _local_differ(self, logits: F32 | None) -> int | None:
+        """How many positions' logits are not those of a plain local run; not asked where that would crowd this machine
+        out (its weights are read into memory)."""
         size = sum(file.size for file in self._pack.manifest.source_files)
-        if first is None or self._options.gpu_layers or size > psutil.virtual_memory().available // 2:
+        if logits is None or self._staged or size > self._room // 2:
             return None
-        model = LlamaModel(source, remote_experts=False)
+        model = LlamaModel(self._source, remote_experts=False)
         try:
             with closing(Forward(model, threads=self._options.threads)) as forward:
-                return forward.logits(self._tokens[: len(first)]).tobytes() == first.tobytes()
+                return differing_rows(
+                    run_text(forward, self._tokens, lambda done: self._report("local", done, POSITIONS)), logits
+                )
         finally:
             model.close()
 
-    def _whole(self, sites: Sequence[SiteFigures]) -> tuple[PairFigures, ...]:
-        """Each pair of types as a whole. Pairs that came to the same types everywhere are run once."""
-        wires = {pair: _wires(sites, pair) for pair in VERIFIED}
-        sums = {chosen: _Sums() for chosen in wires.values()}
-        coded = CodedExperts(self._engine, self._sites, self._options.codec)
-        with closing(self._forward(coded)) as forward:
+    def _whole(self, sites: Sequence[SiteFigures]) -> tuple[tuple[PairFigures, ...], PairFigures | None]:
+        """Each pair of types as a whole, and partial sums. Pairs that came to the same types everywhere are run once.
+
+        What is played back has to lie on disk: where that has not the room, what matters less is left out.
+        """
+        wires = {pair: _wires(sites, pair) for pair in sorted(VERIFIED, key=_MATTERS.index)}
+        chosen = [None, *dict.fromkeys(wires.values())]  # None: partial sums
+        if self._staged:
+            chosen = chosen[: max(1, shutil.disk_usage(self._folder).free // 2 // self._recorded)]
+        runs = {one: _Run(one, Recording(self._folder / f"run-{i}")) for i, one in enumerate(chosen)}
+        total = len(self._groups) * self._positions
+        for done, group in enumerate(self._groups):
+            with self._engine(group) as engine:
+                self._whole_group(engine, group, list(runs.values()), (done * self._positions, total))
+        self._report("logits", total, total)
+        partial = _figures(SAFE, (SAFE,) * len(sites), runs[None])
+        return tuple(
+            _figures(pair, wires[pair], runs[wires[pair]]) for pair in VERIFIED if wires[pair] in runs
+        ), partial
+
+    @property
+    def _recorded(self) -> int:
+        """Bytes on disk of one run over the text."""
+        return self._positions * 4 * sum(site.d_out for site in self._sites)
+
+    def _whole_group(self, engine: ExpertEngine, group: range, runs: Sequence[_Run], progress: tuple[int, int]) -> None:
+        coded = CodedExperts(engine, [self._sites[index] for index in group], self._options.codec)
+        experts = self._one_group(coded, group, self._exact, keep=False)
+        is_last = group.stop == len(self._sites)
+        for recording in [self._exact, *(run.recording for run in runs)]:
+            recording.rewind()
+        with closing(self._forward(experts)) as forward:
+
+            def logits(tokens: Sequence[int], recording: Recording, *, keep: bool) -> F32:
+                if isinstance(experts, Staged):
+                    experts.recording, experts.keep = recording, keep
+                return forward.logits(tokens)
+
             for at in range(0, self._positions, CHUNK):
-                self._report("logits", at, self._positions)
+                self._report("logits", progress[0] + at, progress[1])
                 tokens = self._tokens[at : at + CHUNK]
-                coded.wires = {}
-                targets = np.array(self._tokens[at + 1 : at + CHUNK + 1], np.int64)
-                exact = ExactLogits(_finite(forward.logits(tokens)), targets)
-                for chosen, total in sums.items():
-                    coded.wires, coded.refused = dict(enumerate(chosen)), 0
-                    total.logits.add(exact, forward.logits(tokens))
-                    total.refused += coded.refused
-        self._report("logits", self._positions, self._positions)
-        return tuple(_figures(pair, chosen, sums[chosen]) for pair, chosen in wires.items())
+                coded.wires, coded.backwards = {}, False
+                if is_last:
+                    targets = np.array(self._tokens[at + 1 : at + CHUNK + 1], np.int64)
+                    exact = ExactLogits(_finite(logits(tokens, self._exact, keep=False)), targets)
+                for run in runs:
+                    coded.wires, coded.refused = dict(enumerate(run.wires or ())), 0
+                    coded.backwards = run.wires is None
+                    found = logits(tokens, run.recording, keep=not is_last)
+                    run.refused += coded.refused
+                    if is_last:
+                        run.logits.add(exact, found)
+
+    @contextmanager
+    def _engine(self, group: range) -> Iterator[ExpertEngine]:
+        options = self._options
+        engine = site_engine(self._source, self._pack.manifest, group, threads=options.threads, device=options.device)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+    def _one_group(self, experts: Experts, group: range, recording: Recording, *, keep: bool) -> Experts:
+        """These experts for the group's sites; where that is not all of them, the others are played back."""
+        return Staged(experts, self._sites, group, recording, keep=keep) if self._staged else experts
 
     def _forward(self, experts: Experts) -> Forward:
         plan: GraphPlan = self._plan
@@ -188,9 +301,17 @@ class _Gate:
 
 
 @dataclass(slots=True)
-class _Sums:
+class _Run:
+    """The text once more, with these types at the sites; None for partial sums in F32."""
+
+    wires: tuple[Pair, ...] | None
+    recording: Recording
     logits: LogitSums = field(default_factory=LogitSums)
     refused: int = 0  # rows that were not finite when they arrived
+
+
+def _unmeasured(site: Site) -> SiteFigures:
+    return SiteFigures(site.layer, site.d_in, site.d_out, {}, {})
 
 
 def _key(pair: Pair) -> str:
@@ -210,7 +331,7 @@ def _finite(logits: F32) -> F32:
     return logits
 
 
-def _figures(pair: Pair, wires: tuple[Pair, ...], sums: _Sums) -> PairFigures:
+def _figures(pair: Pair, wires: tuple[Pair, ...], sums: _Run) -> PairFigures:
     found = sums.logits.result()
     return PairFigures(
         out=pair[0],

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from swarmnode.backbone.sampling import Sampling
 from swarmnode.backbone.session import GenerateRequest
 from swarmnode.dispatch.codec import WireName, WireType, rows_size
-from swarmnode.errors import UsageError
+from swarmnode.errors import GateFailed, UsageError
 from swarmnode.gate import save_verdict
 from swarmnode.gate.verdict_file import bound_of
 from swarmnode.onboard import ModelPack
@@ -60,6 +62,27 @@ async def test_a_layer_that_fails_has_finer_rows(tmp_path: Path, demo_pack: Mode
     assert len(notes) == 1
     assert "layer 2" in notes[0]
     assert "\n" not in notes[0]
+
+
+@pytest.mark.parametrize("experts", [None, "all"])
+async def test_a_model_that_failed_is_not_run(tmp_path: Path, demo_pack: ModelPack, experts: str | None) -> None:
+    pack = ModelPack.open(Path(shutil.copytree(demo_pack.path, tmp_path / "pack")))
+    sites = [samples.site(layer) for layer in range(4)]
+    save_verdict(pack, msgspec.structs.replace(samples.verdict(*sites, bound=bound_of(pack)), local_differ=3))
+    settings: dict[str, Any] = {
+        "experts": experts,
+        "peers": [],
+        "listen": "127.0.0.1:0",
+        "port_mapping": False,
+        "lan": False,
+    }
+    with pytest.raises(GateFailed, match=r"failed its gate: .* at 3 of 128 positions.*or give --force") as caught:
+        await start_node(tmp_path / "a", pack, **settings)
+    assert "\n" not in str(caught.value)
+    node, events = await start_node(tmp_path / "b", pack, force=True, **settings)
+    await node.close()
+    notes = [event["note"] for event in events.seen if event["event"] == "note"]
+    assert sum("used all the same, as --force says" in note for note in notes) == 1
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -18,7 +18,8 @@ KL = {"f16": 1e-4, "int8": 2e-4, "fp8": 4e-4}
 
 def site(layer: int = 0, d_in: int = 256, d_out: int = 256, **cosine: float) -> SiteFigures:
     """A layer where all is well but for the types that are named, either way."""
-    lowest = {f"{out}/{back}": min(cosine.get(out, 0.9999), cosine.get(back, 0.9999)) for out, back in PAIRS}
+    of = {wire: cosine.get(wire, 1.0 if wire == "f32" else 0.9999) for wire in WIRES}
+    lowest = {f"{out}/{back}": min(of[out], of[back]) for out, back in PAIRS}
     return SiteFigures(layer, d_in, d_out, lowest, {name: (1 + value) / 2 for name, value in lowest.items()})
 
 
@@ -39,7 +40,14 @@ def figures(sites: tuple[SiteFigures, ...], pair: Pair, **other: float) -> PairF
     return msgspec.structs.replace(found, **other)
 
 
+def unmeasured(layer: int = 0, d_in: int = 256, d_out: int = 256) -> SiteFigures:
+    """A layer that did not fit into memory."""
+    return SiteFigures(layer, d_in, d_out, {}, {})
+
+
 def verdict(*sites: SiteFigures, bound: Bound = BOUND, bad: Mapping[Pair, dict[str, float]] | None = None) -> Verdict:
     """Of these layers; `bad` are figures of single pairs, such as {("int8", "int8"): {"kl": 1.0}}."""
-    pairs = tuple(figures(sites, pair, **(bad or {}).get(pair, {})) for pair in VERIFIED)
-    return Verdict(FORMAT, bound, "model", "text", 2048, 1.0, None, True, sites, pairs)
+    pairs: tuple[PairFigures, ...] = ()
+    if all(one.measured for one in sites):
+        pairs = tuple(figures(sites, pair, **(bad or {}).get(pair, {})) for pair in VERIFIED)
+    return Verdict(FORMAT, "1.2.3", bound, "model", "text", 2048, 1.0, None, 128, 0, sites, pairs)

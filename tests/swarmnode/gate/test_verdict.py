@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swarmnode.dispatch.codec import WireName
-from swarmnode.errors import ModelError, UsageError
-from swarmnode.gate import best_wires, load_verdict, save_verdict, wires_allowed
+from swarmnode.errors import GateFailed, ModelError, UsageError
+from swarmnode.gate import best_wires, gate_failure, load_verdict, save_verdict, wires_allowed
 from swarmnode.gate.coding import Pair
 from swarmnode.gate.verdict import MAX_SITES, SAFE, VERIFIED, Verdict
 from swarmnode.gate.verdict_file import MAX_BYTES, bound_of, keep_verdict
 from swarmnode.onboard import ModelPack
-from tests.swarmnode.gate.samples import PAIRS, site, verdict
+from tests.swarmnode.gate.samples import PAIRS, site, unmeasured, verdict
 
 
 class TestWires:
@@ -196,7 +196,11 @@ class TestFile:
             msgspec.json.encode(found)[:-1],
             msgspec.json.encode(found).replace(b'"int8"', b'"int4"'),
             msgspec.json.encode(found).replace(b'"kl":', b'"more":1,"kl":'),
-            msgspec.json.encode(msgspec.structs.replace(found, format=2)),
+            msgspec.json.encode(msgspec.structs.replace(found, format=3)),
+            msgspec.json.encode(msgspec.structs.replace(found, sites=(unmeasured(), *found.sites[1:]))),
+            msgspec.json.encode(found).replace(b'"differ":0', b'"differ":-1', 1),
+            msgspec.json.encode(found).replace(b'"local_differ":0', b'"local_differ":1e400'),
+            msgspec.json.encode(found).replace(b'"version":"1.2.3"', b'"version":"' + b"9" * 301 + b'"'),
             msgspec.json.encode(msgspec.structs.replace(found, sites=found.sites[1:])),
             msgspec.json.encode(msgspec.structs.replace(found, sites=(site(d_in=7), *found.sites[1:]))),
             msgspec.json.encode(found).replace(b'"f32/f32"', b'"f32/f23"', 1),
@@ -213,6 +217,18 @@ class TestFile:
         with pytest.raises(ModelError):
             save_verdict(pack, found)
 
+    def test_what_an_earlier_version_wrote(self, pack: ModelPack) -> None:
+        """Without some fields of today's, with one that is gone; one line, and the model is as one never gated."""
+        old = msgspec.to_builtins(fitting(pack))
+        for name in ("version", "exact_positions", "local_differ", "partial"):
+            del old[name]
+        pack.verdict_file.write_bytes(msgspec.json.encode(old | {"format": 1, "identical": False}))
+        assert load_verdict(pack) == "its verdict is of another version (format 1, not 2)"
+        assert gate_failure(pack, force=False) == ""
+        wires, notes = best_wires(pack)
+        assert set(wires.values()) == {("f16", "f16")}
+        assert "of another version" in notes[0]
+
     @given(st.data())
     @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_no_bytes_break_it_or_allow_int8_with_a_bad_cosine(self, pack: ModelPack, data: st.DataObject) -> None:
@@ -226,6 +242,7 @@ class TestFile:
             for index, pair in found.site_wires("int8", "int8").items():
                 assert pair == SAFE or found.sites[index].lowest_of(pair) >= 0.9985
             found.best()
+        assert "\n" not in gate_failure(pack, force=True)
 
     def test_the_largest_verdict_fits(self, pack: ModelPack) -> None:
         sites = [site(layer) for layer in range(64)]
@@ -253,3 +270,81 @@ def test_a_text_that_says_nothing_does_not_undo_what_is_known(pack: ModelPack) -
     assert keep_verdict(pack, good)
     assert not keep_verdict(pack, bad)
     assert load_verdict(pack) == good
+
+
+class TestLayersThatDidNotFit:
+    def test_they_have_f16_at_most_and_so_has_the_model(self) -> None:
+        found = verdict(site(), site(1, f16=0.99, int8=0.9, fp8=0.9), unmeasured(2))
+        assert found.best() == {0: ("f16", "f16"), 1: SAFE, 2: ("f16", "f16")}
+        for out, back in PAIRS:
+            finer = ("f32" if out == "f32" else "f16", "f32" if back == "f32" else "f16")
+            assert found.used((out, back)) == finer
+            got = found.site_wires(out, back)
+            assert (got[0], got[2]) == (finer, finer)
+        assert found.site_wires("int8", "int8")[1] == SAFE
+        assert found.passed("int8") == "not measured"
+        assert (found.identical, found.failure) == (True, "")
+
+    def test_allowed(self, pack: ModelPack) -> None:
+        sites = pack.manifest.sites
+        figures = [site(sites[0].layer), *(unmeasured(one.layer) for one in sites[1:])]
+        save_verdict(pack, verdict(*figures, bound=bound_of(pack)))
+        wires, notes = wires_allowed(pack, "int8", "int8")
+        assert wires == dict.fromkeys(range(4), ("f16", "f16"))
+        assert notes == [
+            "INT8/INT8 does not pass this model's gate (not measured)",
+            "F16/F16 on the wire at every layer",
+        ]
+        assert wires_allowed(pack, "f16", "f16") == ({}, [])
+
+    def test_it_does_not_undo_what_is_known(self, pack: ModelPack) -> None:
+        whole = fitting(pack)
+        figures = [unmeasured(one.layer) for one in pack.manifest.sites]
+        assert keep_verdict(pack, whole)
+        assert not keep_verdict(pack, verdict(*figures, bound=bound_of(pack)))
+        assert load_verdict(pack) == whole
+
+
+class TestFailure:
+    def test_nothing_is_said_of_what_passed_or_was_not_measured(self) -> None:
+        assert verdict(site()).failure == ""
+        assert msgspec.structs.replace(verdict(site()), local_differ=None).failure == ""
+        assert msgspec.structs.replace(verdict(site()), local_differ=None).identical is None
+        assert msgspec.structs.replace(verdict(site()), exact_positions=0, local_differ=None).identical is None
+        assert verdict(site(int8=0.9, fp8=0.9)).failure == ""
+
+    def test_bits(self) -> None:
+        differs = msgspec.structs.replace(site(7), exact_rows=128, differ=3)
+        found = verdict(site(), differs, msgspec.structs.replace(site(8), exact_rows=128, differ=128))
+        assert found.identical is False
+        assert found.failure.endswith("bits: layer 7 is the first that differs, in 3 of 128 rows")
+        found = msgspec.structs.replace(verdict(site()), local_differ=5)
+        assert found.identical is False
+        assert "the logits differ at 5 of 128 positions" in found.failure
+
+    def test_partial_sums_and_f16(self) -> None:
+        assert "cosine 0.9999980 of partial sums in F32" in verdict(site(f32=0.999998)).failure
+        bad: dict[Pair, dict[str, float]] = {("f16", "f16"): {"kl": 0.5}}
+        assert verdict(site(), bad=bad).failure == "KL 5.00e-01 > 1.00e-03"
+
+    def test_who_may_run_it(self, pack: ModelPack) -> None:
+        assert gate_failure(pack, force=False) == ""  # never gated
+        save_verdict(pack, fitting(pack))
+        assert gate_failure(pack, force=False) == ""
+        save_verdict(pack, fitting(pack, bad={("f16", "f16"): {"kl": 0.5}}))
+        with pytest.raises(GateFailed, match=r"model failed its gate: KL .*another --text .*--force") as caught:
+            gate_failure(pack, force=False)
+        assert "\n" not in str(caught.value)
+        assert "KL 5.00e-01" in gate_failure(pack, force=True)
+        save_verdict(pack, msgspec.structs.replace(fitting(pack), local_differ=1))
+        with pytest.raises(GateFailed, match="update swarmnode and llama-cpp-python"):
+            gate_failure(pack, force=False)
+        other = msgspec.structs.replace(fitting(pack).bound, engine="another")
+        save_verdict(pack, msgspec.structs.replace(fitting(pack), local_differ=1, bound=other))
+        assert gate_failure(pack, force=False) == ""  # it says nothing of this engine
+
+    def test_other_bits_are_kept_whatever_was_known(self, pack: ModelPack) -> None:
+        bad = msgspec.structs.replace(fitting(pack), local_differ=1)
+        assert keep_verdict(pack, fitting(pack))
+        assert keep_verdict(pack, bad)
+        assert load_verdict(pack) == bad

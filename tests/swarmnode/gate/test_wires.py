@@ -50,11 +50,23 @@ class TestShippedModel:
     def test_its_report(self, shipped: Verdict, demo_pack: ModelPack) -> None:
         found = report(demo_pack.manifest, shipped)
         assert list(found["layer_cosine"]) == ["partial_f32", "f16", "int8", "fp8"]
-        for name in ("argmax", "argmax_confident", "kl", "dnll", "wires"):
-            assert list(found[name]) == ["f16", "int8", "fp8"]
+        for name in ("argmax", "argmax_confident", "kl", "dnll"):
+            assert list(found[name]) == ["partial_f32", "f16", "int8", "fp8"]
+        assert found["kl"]["partial_f32"] < 1e-5 < found["kl"]["f16"]
+        assert list(found["wires"]) == ["f16", "int8", "fp8"]
+        assert (found["exact_positions"], found["local_differ"], found["first_differing_layer"]) == (128, 0, None)
+        assert (found["layers_measured"], found["layers_not_measured"]) == ([0, 1, 2, 3], [])
+        assert all((row["exact_rows"], row["differ"]) == (128, 0) for row in found["rows"])
+        assert all(row["partial_f32"] >= 0.999999 for row in found["rows"])
+        assert found["bytes_exact"] == 4 * 4 * 256 * (1 + 4)
+        assert found["rows"][0]["bytes"] == {
+            "exact": 5120, "partial_f32": 2048, "f16": 1024, "int8": 520, "fp8": 520
+        }  # fmt: skip
         assert (found["passed"], found["error"], found["identical"]) == (True, "", True)
         assert (found["sites"], found["experts"], found["k"], found["shared_expert"]) == (4, 16, 4, True)
         assert found["variant"] == "Q4_K+Q6_K"
+        assert found["experts_bytes"] == 2 * 16 * (found["smallest_slice"] + found["largest_slice"])
+        assert found["needs"] is None
         assert found["bytes_f32"] == 4 * 2 * 256 * 4
         assert found["bytes_best"] == 4 * 2 * (256 + 2 * 2)
         assert [row["best"] for row in found["rows"]] == ["int8/int8"] * 4
@@ -62,7 +74,7 @@ class TestShippedModel:
 
     def test_a_bad_codec_fails(self, demo_pack: ModelPack, shipped: Verdict, tmp_path: Path) -> None:
         """INT8 with one scale for a whole tensor: its argmax and KL look as good as those of the real one."""
-        bad = measure(demo_pack, GateOptions(positions=1024, own_kl=OWN_KL, codec=ONE_SCALE))
+        bad = measure(demo_pack, GateOptions(positions=1024, own_kl=OWN_KL, codec=ONE_SCALE, worker=False))
         assert bad.passed("int8").startswith("no layer's cosine is 0.9985 both ways (best 0.9")
         assert all(back != "int8" for _, back in bad.site_wires("int8", "int8").values())
         assert all(back != "int8" for _, back in bad.best().values())
@@ -88,7 +100,9 @@ def test_nan_fails(random_pack: ModelPack) -> None:
         return rows
 
     codec = Codec(encode_rows, decode)
-    found = measure(random_pack, GateOptions(positions=1024, codec=codec), lambda *stage: stages.append(stage))
+    options = GateOptions(positions=1024, codec=codec, worker=False)
+    found = measure(random_pack, options, lambda *stage: stages.append(stage))
+    assert (found.exact_positions, found.identical) == (0, None)
     assert found.passed("fp8") == "no layer's cosine is 0.9985 both ways (best -1.00000)"
     assert found.passed("int8").startswith("NaN or infinity in ")
     assert found.passed("f16") == ""
@@ -117,4 +131,4 @@ def test_what_the_listener_raises_ends_it(random_pack: ModelPack) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure(random_pack, GateOptions(positions=1024), stop)
+        measure(random_pack, GateOptions(positions=1024, worker=False), stop)
