@@ -1,7 +1,9 @@
 """What a prompt costs over a thin link: tokens per second, and each layer's time beside what it cannot be less than.
 
 Worker processes, the backbone's parts (llama.cpp, hook, client, endpoint) in this process, so that its layers can be
-timed; the link is emulated at this end, one for all workers. The prompt is evaluated once, in batches of `batch`.
+timed; the link is emulated at this end, one for all workers. The prompt is evaluated in batches of `batch`, a long one
+once (REPEAT): it is much the same layer all along. Every row is measured twice: with the backbone's own time in it, and
+the dispatch alone, calls of a batch of random rows one after the other.
 
     layer_ms   the time of a layer and batch, the head's and embedding's included
     local_ms   the same with experts that answer at once: what this node computes itself
@@ -9,14 +11,16 @@ timed; the link is emulated at this end, one for all workers. The prompt is eval
     cut_compute_ms   the same rows in pieces, each of which reads its weights anew
     bound_ms   local + round trip + the longest of these three
     ratio      bound_ms ÷ layer_ms
-    whole_ms   layer_ms with calls that are not cut
+    alone_ms, alone_bound_ms, alone_ratio   the same without the backbone: dispatch alone
+    alone_whole_ms   alone_ms with calls that are not cut
 
-A case `paced` has workers that compute nothing and take as long as a worker would that needs PACE_S for a row and
-SETUP_ROWS of them for each expert of a call: so a machine of two cores shows what several others would do. A case
-`real` computes. `streams 64` is a step of 64 generations: to the experts it is a prompt of 64 tokens.
+`model` says what the shape is: one layer of a real model's, or the demo model. A case `paced` has workers that compute
+nothing and take as long as a worker would that needs PACE_S for a row and SETUP_ROWS of them for each expert of a call:
+so a machine of two cores shows what several others would do. A case `real` computes. `streams 64` is a step of 64
+generations: to the experts it is a prompt of 64 tokens.
 
-Called by `python -m swarmnode.bench.prefill [--quick] [--json] [--rtt MS] [--mbit …] [--tokens …]`. The paced workers
-are this module too (`… up …`).
+Called by `python -m swarmnode.bench.prefill [--quick] [--json] [--rtt MS] [--mbit …] [--tokens …]`; says on standard
+error what it is at. The paced workers are this module too (`… up …`).
 """
 
 from __future__ import annotations
@@ -26,10 +30,11 @@ import asyncio
 import contextlib
 import math
 import platform
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -58,9 +63,12 @@ from transport.emulation import LinkEmulation
 
 PACE_S = 30e-6  # a row of 3,072 × 1,024 on eight cores
 PACED = "--paced="
-LAYER, DEMO = "d 3072, ff 1024, top 8 of 32", "demo: d 256, ff 256, top 4 of 16"
+LAYER, DEMO = "one layer of d 3072, ff 1024, top 8 of 32", "demo: d 256, ff 256, top 4 of 16"
 RATES = (100.0, 1000.0, math.inf)  # Mbit/s
-REPEAT = 3
+REPEAT = 2  # evaluations of a prompt of one batch, of which the best counts; one of several batches is evaluated once
+# Of the dispatch alone: a congestion window takes some calls to open, and the median of the later ones counts.
+ALONE_WARM, ALONE_CALLS, ALONE_S = 3, 6, 5.0  # calls at most, or so many seconds
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,7 @@ def cases(rtt_ms: float, rates: Sequence[float], tokens: Sequence[int]) -> list[
         one = Case(LAYER, 2048, 2048, rate, rtt_ms)
         rows += [replace(one, tokens=n) for n in tokens]
         rows += [replace(one, batch=512), replace(one, tokens=64, batch=64, kind="streams")]
-        rows += [replace(one, pace_s=0.0, workers=1, tokens=1024, batch=1024)]
+        rows += [replace(one, pace_s=0.0, workers=1, tokens=512, batch=512)]
         rows += [replace(one, model=DEMO, tokens=n, pace_s=0.0, workers=1) for n in tokens]
     return rows
 
@@ -163,24 +171,47 @@ class _Zeros:
 
 
 def run(
-    quick: bool = False, *, rtt_ms: float = 80.0, rates: Sequence[float] = RATES, tokens: Sequence[int] = (2048, 8192)
+    quick: bool = False,
+    *,
+    rtt_ms: float = 80.0,
+    rates: Sequence[float] = RATES,
+    tokens: Sequence[int] = (2048, 8192),
+    progress: Progress = lambda text: None,
 ) -> dict[str, Any]:
     """Measure all cases; blocks, and starts and ends processes of this machine. `quick`: two small ones."""
     small = Case(DEMO, 256, 256, 100.0, 10.0, workers=1, pace_s=10e-6)
     chosen = [small, replace(small, kind="streams", tokens=64, batch=64)] if quick else cases(rtt_ms, rates, tokens)
-    return asyncio.run(_run(chosen, 1 if quick else REPEAT))
+    return asyncio.run(_run(chosen, progress))
 
 
-async def _run(chosen: Sequence[Case], repeat: int) -> dict[str, Any]:
+async def _run(chosen: Sequence[Case], progress: Progress) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as name:
         folder = Path(name)
         packs: dict[str, ModelPack] = {}
+        local_s: dict[tuple[str, int, int], float] = {}  # the link is not in it: once for all rates
         for number, case in enumerate(chosen):
-            if case.model not in packs:
-                packs[case.model] = _pack(case.model, folder)
-            rows.append(await _measure(packs[case.model], case, folder / str(number), repeat))
-    return {"machine": f"{platform.machine()}, {platform.python_version()}, emulated link", "rows": rows}
+            progress(f"{number + 1} of {len(chosen)}: {_title(case)}, {_rate(case)}")
+            pack = packs.get(case.model)
+            if pack is None:
+                pack = packs[case.model] = _pack(case.model, folder)
+            shape = (case.model, case.tokens, case.batch)
+            if shape not in local_s:
+                local_s[shape] = await asyncio.to_thread(_evaluate, pack, _AtOnce(pack.manifest.sites), case)
+            row = await _measure(pack, case, folder / str(number), local_s[shape])
+            shown = "  {tokens_per_s} of {bound_tokens_per_s} tokens/s; ratio {ratio}, dispatch alone {alone_ratio}"
+            progress(shown.format(**row))
+            rows.append(row)
+    machine = f"{platform.machine()}, {platform.python_version()}, emulated link, one thread of the backbone"
+    return {"machine": machine, "rows": rows}
+
+
+def _title(case: Case) -> str:
+    return f"{case.kind} {case.tokens} in batches of {case.batch}, {case.model}"
+
+
+def _rate(case: Case) -> str:
+    return f"{case.rate:g} Mbit/s" if math.isfinite(case.rate) else "no limit of the rate"
 
 
 def _pack(model: str, folder: Path) -> ModelPack:
@@ -190,49 +221,86 @@ def _pack(model: str, folder: Path) -> ModelPack:
     return onboard(folder / "layer.gguf", folder / "layer")
 
 
-async def _measure(pack: ModelPack, case: Case, folder: Path, repeat: int) -> dict[str, Any]:
-    local_s = await asyncio.to_thread(_evaluate, pack, _AtOnce(pack.manifest.sites), case, repeat)
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """Calls one after the other: seconds of one, pieces for each worker, bytes each way, a worker's busy seconds."""
+
+    seconds: float
+    pieces: float
+    out: float
+    back: float
+    busy_s: float
+
+
+async def _measure(pack: ModelPack, case: Case, folder: Path, local_s: float) -> dict[str, Any]:
     async with _workers(pack, case, folder) as workers:
-        seconds: dict[bool, float] = {}
-        busy: dict[bool, float] = {}
-        pieces, out, back = 1.0, 0.0, 0.0
-        for cut in (False, True):
-            options = DispatchOptions(mode="partial", wire_out=case.wire, wire_back=case.wire)
-            options = replace(options, call=replace(options.call, pieces=cut), late_ceiling_s=60.0)
-            async with attached_client(pack, workers, options, _link(case)) as client:
-                await asyncio.to_thread(_evaluate, pack, client, case, 1)  # it has been measured, then
-                before = _totals(client)
-                seconds[cut] = await asyncio.to_thread(_evaluate, pack, client, case, repeat)
-                calls, *rest = (after - start for start, after in zip(before, _totals(client), strict=True))
-                requests, out, back, busy[cut] = (value / calls for value in rest)
-                pieces = requests / case.workers
+        async with attached_client(pack, workers, _options(case, cut=False), _link(case)) as client:
+            whole = await asyncio.to_thread(_alone, pack, client, case)
+        async with attached_client(pack, workers, _options(case, cut=True), _link(case)) as client:
+            cut = await asyncio.to_thread(_alone, pack, client, case)  # so it has been measured, then
+            seconds = await asyncio.to_thread(_evaluate, pack, client, case)
     layers = len(pack.manifest.sites) * math.ceil(case.tokens / case.batch)
-    byte_ms = 8 / (case.rate * 1e6) * 1e3
-    send, back_ms = out * byte_ms, back * byte_ms
-    local, whole, layer = (1e3 * s / layers for s in (local_s, seconds[False], seconds[True]))
-    compute = 1e3 * min(busy.values())
-    bound = local + case.rtt_ms + max(send, compute, back_ms)
+    send, back, local, layer = (
+        1e3 * s for s in (_line_s(cut.out, case), _line_s(cut.back, case), local_s / layers, seconds / layers)
+    )
+    compute = 1e3 * min(whole.busy_s, cut.busy_s)
+    alone_bound = case.rtt_ms + max(send, compute, back)
+    bound = local + alone_bound
     return {
-        "case": f"{case.kind} {case.tokens}, {case.model}",
+        "case": f"{case.kind} {case.tokens}",
+        "model": case.model,
         "compute": f"paced {case.pace_s * 1e6:g} µs" if case.pace_s else "real",
         "workers": case.workers,
         "batch": case.batch,
         "wire": case.wire,
         "mbit": case.rate if math.isfinite(case.rate) else None,
         "rtt_ms": case.rtt_ms,
-        "pieces": round(pieces, 1),
-        "local_ms": round(local, 1),
-        "send_ms": round(send, 1),
-        "compute_ms": round(compute, 1),
-        "cut_compute_ms": round(1e3 * busy[True], 1),
-        "return_ms": round(back_ms, 1),
+        "tokens_per_s": round(case.tokens / seconds, 1),
+        "bound_tokens_per_s": round(case.tokens / (bound * layers / 1e3), 1),
         "layer_ms": round(layer, 1),
         "bound_ms": round(bound, 1),
         "ratio": round(bound / layer, 3),
-        "whole_ms": round(whole, 1),
-        "tokens_per_s": round(case.tokens / seconds[True], 1),
-        "bound_tokens_per_s": round(case.tokens / (bound * layers / 1e3), 1),
+        "local_ms": round(local, 1),
+        "send_ms": round(send, 1),
+        "compute_ms": round(compute, 1),
+        "cut_compute_ms": round(1e3 * cut.busy_s, 1),
+        "return_ms": round(back, 1),
+        "pieces": round(cut.pieces, 1),
+        "alone_ms": round(1e3 * cut.seconds, 1),
+        "alone_bound_ms": round(alone_bound, 1),
+        "alone_ratio": round(alone_bound / (1e3 * cut.seconds), 3),
+        "alone_whole_ms": round(1e3 * whole.seconds, 1),
     }
+
+
+def _options(case: Case, *, cut: bool) -> DispatchOptions:
+    options = DispatchOptions(mode="partial", wire_out=case.wire, wire_back=case.wire)
+    return replace(options, call=replace(options.call, pieces=cut), late_ceiling_s=60.0)
+
+
+def _line_s(size: float, case: Case) -> float:
+    return size * 8 / (case.rate * 1e6)
+
+
+def _alone(pack: ModelPack, client: ExpertClient, case: Case) -> _Alone:
+    """Call the first site with a batch of random rows, again and again. In a thread of its own."""
+    site, random = pack.manifest.sites[0], np.random.default_rng(0)
+    x = random.standard_normal((case.batch, site.d_in)).astype(np.float32)
+    ids = np.argsort(random.random((case.batch, site.n_expert)))[:, : site.n_used].astype(np.int32)
+    weights = random.random((case.batch, site.n_used)).astype(np.float32)
+    seconds: list[float] = []
+    before = _totals(client)
+    end = time.monotonic() + ALONE_S
+    while len(seconds) < 2 or (len(seconds) < ALONE_WARM + ALONE_CALLS and time.monotonic() < end):
+        if len(seconds) in (1, ALONE_WARM):
+            before = _totals(client)
+        began = time.monotonic()
+        client.submit(site.index, x, ids, weights).result()
+        seconds.append(time.monotonic() - began)
+    calls, *rest = (after - start for start, after in zip(before, _totals(client), strict=True))
+    requests, out, back, busy = (value / calls for value in rest)
+    counted = seconds[ALONE_WARM:] or seconds[1:]
+    return _Alone(statistics.median(counted), requests / case.workers, out, back, busy)
 
 
 def _link(case: Case) -> TransportConfig:
@@ -265,8 +333,8 @@ def _totals(client: ExpertClient) -> tuple[float, float, float, float, float]:
     return calls, requests, out, back, busy
 
 
-def _evaluate(pack: ModelPack, experts: Experts, case: Case, repeat: int) -> float:
-    """Seconds of the whole prompt, the best of `repeat`. In a thread of its own."""
+def _evaluate(pack: ModelPack, experts: Experts, case: Case) -> float:
+    """Seconds of the whole prompt, the best of REPEAT where it is one batch. In a thread of its own."""
     model = LlamaModel(pack.backbone, remote_experts=True)
     plan = trace_model(model, {t.name: t.ne for t in pack.manifest.tensors})
     hook = EvalHook(plan, experts)
@@ -276,7 +344,8 @@ def _evaluate(pack: ModelPack, experts: Experts, case: Case, repeat: int) -> flo
     tokens = random.integers(0, model.n_vocab, case.tokens).tolist()
     best = math.inf
     try:
-        for _ in range(repeat):
+        session.evaluate(tokens[: min(64, case.batch)], 0, all_logits=True)  # memory is touched for the first time
+        for _ in range(REPEAT if case.tokens <= case.batch else 1):
             context.clear()
             began = time.perf_counter()
             for at in range(0, len(tokens), case.batch):
@@ -300,9 +369,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mbit", type=_list_of(float), default=RATES, help="such as 100,1000,inf")
     parser.add_argument("--tokens", type=_list_of(int), default=(2048, 8192), help="such as 2048,8192")
     chosen = parser.parse_args(given)
-    result = run(chosen.quick, rtt_ms=chosen.rtt, rates=chosen.mbit, tokens=chosen.tokens)
+    result = run(chosen.quick, rtt_ms=chosen.rtt, rates=chosen.mbit, tokens=chosen.tokens, progress=_tell)
     print_rows(result, as_json=chosen.json)
     return 0
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _list_of(kind: Any) -> Any:  # what argparse takes as a type: str -> anything

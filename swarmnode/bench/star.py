@@ -10,21 +10,27 @@ Worker processes as `swarmnode up` starts them, each with an emulated link of it
 process, so that the hook can be timed.
 
     layer_ms     from the hook's first touch of x to the answer standing in the graph; median
-    remote_ms    from the dispatch of a layer to its last answer; mean
-    compute_ms   star: the busiest worker's engine; overlap: the shared expert, measured alone
+    remote_ms    from the dispatch of a layer to its last answer, while the layer is computed; mean
+    compute_ms   star: the busiest worker's engine; overlap: the shared expert, measured alone; median
     bound_ms     see above; `ratio` is the layer's time to it
     hiding       the layer's time to the longer of remote and shared: what hiding itself costs, whatever the trip took
     sum_ms       what it would take one after the other
+    trip_ms      overlap: the same calls with nothing beside them, from the dispatch to the answer; median. It has the
+                 experts' own compute and the call's overhead, which no hiding takes away
+    trip_ratio   the layer's time to the longer of trip and shared
+
+The overlap is measured with remote experts of a real layer, with tiny ones (the frames are a real layer's still), and
+with tiny ones of a narrow model, a datagram each way: there the trip is as near to the round trip as a call comes.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +41,7 @@ from swarmnode.backbone.hook import F32, I32, EvalHook, Experts, PendingRows
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.backbone.session import Session
 from swarmnode.bench.clients import attached_client
+from swarmnode.bench.command import parser, run_command
 from swarmnode.bench.dispatch import LARGE
 from swarmnode.demo import MODEL
 from swarmnode.dispatch.client import ExpertClient
@@ -46,6 +53,7 @@ from swarmnode.onboard import ModelPack, onboard, trace_model
 STAR_RTT_MS = (10.0, 30.0, 60.0, 90.0)
 OVERLAP_RTT_MS = 80.0
 OVERLAP_TOKENS = (1, 4, 8, 16, 24)  # per step; their rows fit the window of a connection that has been used a little
+OVERLAP_ROUNDS = 3  # in turns with the trip and the shared expert alone
 # d 3072 and top-8, a shared expert that takes as long as a round trip, routed ones of next to nothing.
 OVERLAP = RandomModel(
     d_model=3072,
@@ -56,6 +64,14 @@ OVERLAP = RandomModel(
     dense_type="Q8_0",
     n_ff_shared=16384,
     head_size=128,
+)
+# The same with experts as a real layer has them; and the same weights of a shared expert in a narrow model.
+OVERLAP_REAL = replace(OVERLAP, n_ff_expert=1024, expert_types={"gate": "Q4_K", "up": "Q4_K", "down": "Q6_K"})
+OVERLAP_NARROW = replace(OVERLAP, d_model=256, n_expert=2, n_used=1, n_ff_shared=196608, head_size=64)
+OVERLAPS = (
+    ("layer: d 3072, experts of 32, shared 16384", OVERLAP, OVERLAP_TOKENS),
+    ("layer: d 3072, experts of 1024, shared 16384", OVERLAP_REAL, OVERLAP_TOKENS[:3]),
+    ("layer: d 256, experts of 32, shared 196608", OVERLAP_NARROW, OVERLAP_TOKENS),
 )
 _OPTIONS = DispatchOptions(mode="partial", wire_out="f16", wire_back="f16")
 _CONTEXT, _BATCH = 256, 64
@@ -111,9 +127,11 @@ async def _run(quick: bool) -> dict[str, Any]:
             write_random_model(LARGE, folder / "large.gguf")
             large = onboard(folder / "large.gguf", folder / "large")
             rows.append(await star("layer: d 3072, ff 1024, top 8", large, folder / "s1", quick))
-        write_random_model(OVERLAP, folder / "overlap.gguf")
-        pack = onboard(folder / "overlap.gguf", folder / "overlap")
-        rows += await overlap("layer: d 3072, shared 16384", pack, folder / "o", OVERLAP_TOKENS[:1] if quick else None)
+        for number, (label, model, tokens) in enumerate(OVERLAPS[:1] if quick else OVERLAPS):
+            place = folder / f"overlap{number}"
+            write_random_model(model, place.with_suffix(".gguf"))
+            pack = onboard(place.with_suffix(".gguf"), place)
+            rows += await overlap(label, pack, folder / f"o{number}", tokens[:1] if quick else tokens)
     return {"rows": rows}
 
 
@@ -137,28 +155,62 @@ async def star(label: str, pack: ModelPack, folder: Path, quick: bool = False) -
     }
 
 
-async def overlap(
-    label: str, pack: ModelPack, folder: Path, tokens: Sequence[int] | None = None
-) -> list[dict[str, Any]]:
-    """Rows by tokens per step: the layer time over one worker at OVERLAP_RTT_MS, beside the shared expert alone."""
+async def overlap(label: str, pack: ModelPack, folder: Path, tokens: Sequence[int]) -> list[dict[str, Any]]:
+    """Rows by tokens per step: the layer time over one worker at OVERLAP_RTT_MS, beside the shared expert alone and the
+    trip alone."""
     d_out = pack.manifest.sites[0].d_out
     workers = await _start_workers(pack, folder, [("all", OVERLAP_RTT_MS)])
     rows = []
     try:
         async with attached_client(pack, workers, _OPTIONS) as client:
-            for count in tokens or OVERLAP_TOKENS:
+            for count in tokens:
                 steps = max(8, 32 // count)
                 await asyncio.to_thread(decode, pack, client, count, _WARM_STEPS)
-                alone = await asyncio.to_thread(decode, pack, NoExperts(d_out), count, steps)
-                spans, remote, _engine = await _timed(pack, client, count, steps)
-                shared, rtt = statistics.median(alone), OVERLAP_RTT_MS / 1e3
-                figures = _figures(spans, remote, shared, max(rtt, shared), max(remote, shared), rtt + shared)
+                trip, shared, layer, remote = list[float](), list[float](), list[float](), list[float]()
+                for _ in range(OVERLAP_ROUNDS):
+                    trip += await asyncio.to_thread(trips, pack, client, count, steps)
+                    shared += await asyncio.to_thread(decode, pack, NoExperts(d_out), count, steps)
+                    spans, mean, _engine = await _timed(pack, client, count, steps)
+                    layer += spans
+                    remote.append(mean)
                 rows.append(
-                    {"part": "overlap", "model": label, "rtt_ms": f"{OVERLAP_RTT_MS:g}", "tokens": count, **figures}
+                    {
+                        "part": "overlap",
+                        "model": label,
+                        "rtt_ms": f"{OVERLAP_RTT_MS:g}",
+                        "tokens": count,
+                        **_overlap_figures(layer, remote, shared, trip),
+                    }
                 )
     finally:
         await asyncio.gather(*(worker.stop() for worker in workers))
     return rows
+
+
+def _overlap_figures(
+    spans: Sequence[float], remotes: Sequence[float], shareds: Sequence[float], trips_s: Sequence[float]
+) -> dict[str, Any]:
+    rtt, remote = OVERLAP_RTT_MS / 1e3, statistics.mean(remotes)
+    shared, trip = statistics.median(shareds), statistics.median(trips_s)
+    figures = _figures(spans, remote, shared, max(rtt, shared), max(remote, shared), rtt + shared)
+    return figures | {
+        "trip_ms": round(trip * 1e3, 2),
+        "trip_ratio": round(statistics.median(spans) / max(trip, shared), 3),
+    }
+
+
+def trips(pack: ModelPack, experts: Experts, tokens: int, steps: int) -> list[float]:
+    """Seconds of `steps` calls of the first site by themselves: random rows, experts evenly chosen."""
+    site, rng = pack.manifest.sites[0], np.random.default_rng(tokens)
+    weights = np.full((tokens, site.n_used), 1.0 / site.n_used, np.float32)
+    found = []
+    for _ in range(steps):
+        x = rng.standard_normal((tokens, site.d_in)).astype(np.float32)
+        ids = np.argsort(rng.random((tokens, site.n_expert)), axis=1)[:, : site.n_used].astype(np.int32)
+        began = time.perf_counter()
+        experts.submit(site.index, x, ids, weights).result()
+        found.append(time.perf_counter() - began)
+    return found
 
 
 async def _timed(pack: ModelPack, client: ExpertClient, tokens: int, steps: int) -> tuple[list[float], float, float]:
@@ -186,6 +238,8 @@ def _figures(
         "hiding": round(layer / longer, 3),
         "sum_ms": round(one_after_the_other * 1e3, 2),
         "n": len(spans),
+        "trip_ms": None,
+        "trip_ratio": None,
     }
 
 
@@ -223,15 +277,9 @@ async def _start_workers(pack: ModelPack, folder: Path, shares: Sequence[tuple[s
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m swarmnode.bench.star [--quick] [--json]`."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(arguments)
-    result = run(quick=given.quick)
-    from swarmnode.tables import print_rows  # noqa: PLC0415
-
-    print_rows(result, as_json=given.json)
-    return 0
+    made = parser("star", __doc__)
+    made.add_argument("--quick", action="store_true", help="the demo model's star and one overlap")
+    return run_command(made, arguments, lambda given: run(quick=given.quick))
 
 
 if __name__ == "__main__":

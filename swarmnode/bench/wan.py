@@ -5,11 +5,11 @@ round trip per layer whose experts are elsewhere, so that
 
     bound   generations at once × accepted tokens per step ÷ (remote layers × round trip)
 
-Rows, one per link, path, set of levers, kind of text, temperature and number of streams:
+Rows, one per link, path, set of levers (`wan_cases.py`), kind of text, temperature and number of streams:
 
     tokens_per_s            of all streams together, after the prompts. Where every stream is generating at once: from
-                            the moment when all have begun until the first ends; where they wait for each other: from
-                            the first token of any to the last, prompts in between included
+                            the moment when all have begun until the first ends; where they wait for each other: each
+                            one's own time, added up
     steps_per_s             decodes per second that a stream takes part in
     accepted_per_step       tokens that a decode gave a stream: 1 without speculation
     blocking_round_trips_per_token   round trips that a stream stood still for, per token
@@ -18,413 +18,145 @@ Rows, one per link, path, set of levers, kind of text, temperature and number of
     bytes_per_token         both ways, whole frames, prompts and every step included
     gain, break_even        only with speculation: tokens/s beside the same without, measured in turns in the same
                             swarm, and the tokens that a step must give to be worth its longer time
+    wire                    what rows travelled as: a model's gate may not allow what a lever asks for
 
-Levers, each a switch of `up`; they add up in this order:
+Ways to use it:
 
-    partial         one weighted sum per worker and token instead of every expert's row
-    f16             rows of F16 both ways
-    int8            INT8 on the way out, F16 back; the gate is run first
-    int8-back       INT8 both ways
-    speculation     drafts by n-gram lookup, verified in one step
-    local-experts   a share of the experts' bytes on the backbone itself, those that make whole layers local
-    batch           all streams in one step; without it they wait for each other
-    overlap         two llama contexts: one computes while the other waits
-    star            four workers instead of one
-
-Sets: `none`; `all`; names joined by +; `one-by-one`: none, each alone, all; `waterfall`: none, then one more at a time.
+    --rtt … --levers …              some rows with care: `--seconds` of decoding each, in turns
+    --grid --out FILE [--resume]    the whole grid, a few seconds per cell; what FILE has is not measured again
+    --grid --quick                  a part of it, within a minute
+    --from FILE --plot FOLDER       tables and figures of what was measured before
+    --shape NAME:LAYERS             a random-weight model of that model's layer shape (`wan_model.py`)
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import re
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from swarmnode.bench.wan_swarm import PathName, SwarmSetting, learn_routing, wan_swarm
-from swarmnode.bench.wan_text import CLASSES, TextClass, prompts
-from swarmnode.control import Json
+from swarmnode.bench import wan_model
+from swarmnode.bench.command import Result, markdown, parser, run_command
+from swarmnode.bench.wan_cases import KEPT, Case, WanOptions, cases, parse_levers, short
+from swarmnode.bench.wan_lines import Row, RowFile, key_of, load
+from swarmnode.bench.wan_measure import Bench, axes_of
+from swarmnode.bench.wan_swarm import PathName
+from swarmnode.bench.wan_table import by_round_trip, table, waterfall
+from swarmnode.bench.wan_text import CLASSES
 from swarmnode.demo import MODEL
-from swarmnode.errors import SwarmnodeError, UsageError
-from swarmnode.local_swarm import NodeProcess
-from swarmnode.onboard import ModelPack, onboard
+from swarmnode.errors import UsageError
+from swarmnode.onboard import onboard
+from swarmnode.tables import print_rows
 
-LEVERS = (
-    "partial", "f16", "int8", "int8-back", "speculation", "local-experts", "batch", "overlap", "star",
-)  # fmt: skip
-WIRES = {"f16": "f16", "int8": "int8/f16", "int8-back": "int8"}  # later ones win
-WATERFALL = LEVERS[:-1]  # the star's worth is that it costs nothing: `star.py`
-STREAMS_ONLY = ("batch", "overlap")  # change nothing for a single stream
-STAR_WORKERS = 4
-KEPT = 0.5  # of all experts' bytes, with local-experts
-LANES = 2
-LEAST_TOKENS, MOST_TOKENS = 16, 192  # of one generation: the demo model's context has 512, with the prompt
-GATE_POSITIONS = 2048
+RTT = "0,5,20,80,100,200"
+CELL_S = 6.0
+CELL_PROMPT = 160  # characters: a whole prompt in exact mode at 10 Mbit/s would be all that a cell has time for
+GATE_POSITIONS, QUICK_GATE_POSITIONS = 2048, 1024
 
 
 @dataclass(frozen=True, slots=True)
-class WanOptions:
-    """What to measure. `seconds` is the least time of decoding per row; `tokens` fixes a generation's length, which is
-    else what the time has room for. `mbit` None is a link without a limit. `draft`: a small model for speculation."""
+class _Axes:
+    """What is measured where a flag does not say otherwise; each as its flag has it."""
 
-    rtt_ms: tuple[float, ...] = (0, 5, 20, 80, 100, 200)
-    mbit: tuple[float | None, ...] = (None,)
-    streams: tuple[int, ...] = (1,)
-    levers: tuple[tuple[str, ...], ...] = ((), LEVERS)
-    text: tuple[TextClass, ...] = ("prose", "code", "edit")
-    path: tuple[PathName, ...] = ("direct",)
-    temperature: tuple[float, ...] = (0.0,)
+    rtt: str = RTT
+    mbit: str = "0"
+    streams: str = "1"
+    text: str = ",".join(CLASSES)
+    path: str = "direct"
     seconds: float = 20.0
-    tokens: int = 0
-    model: Path = MODEL
-    draft: Path | None = None
-    kept: float = KEPT
-    gate_positions: int = GATE_POSITIONS
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One row to be measured."""
-
-    rtt_ms: float
-    mbit: float | None
-    path: PathName
-    levers: tuple[str, ...]
-    text: TextClass
-    streams: int
-    temperature: float
-
-    @property
-    def speculates(self) -> bool:
-        """Does it draft?"""
-        return "speculation" in self.levers
-
-    @property
-    def at_once(self) -> int:
-        """Generations that are not waiting for another one."""
-        if "batch" in self.levers:
-            return self.streams
-        return min(self.streams, LANES) if "overlap" in self.levers else 1
-
-    def setting(self, options: WanOptions) -> SwarmSetting:
-        """The swarm of this case and of the same without speculation."""
-        return SwarmSetting(
-            self.rtt_ms,
-            self.mbit,
-            self.path,
-            STAR_WORKERS if "star" in self.levers else 1,
-            flags_of(self.levers, self.at_once),
-            options.kept if "local-experts" in self.levers else 0.0,
-        )
+GRID = _Axes(mbit="0,100,10", streams="1,4,8", text="code", path="direct,relay", seconds=3.0)
+QUICK = _Axes(rtt="5,80", streams="1,4", text="code", seconds=2.0)
 
 
-def flags_of(levers: Sequence[str], at_once: int) -> tuple[str, ...]:
-    """The flags of `up` for a backbone with these levers, but for speculation, which its requests decide on."""
-    wires = [wire for lever, wire in WIRES.items() if lever in levers]
-    flags = ["--mode", "partial" if wires or "partial" in levers else "exact"]
-    flags += ["--wire", wires[-1]] if wires else []
-    if at_once > 1:
-        lanes = LANES if "overlap" in levers else 1
-        flags += ["--parallel", str(at_once), "--lanes", str(lanes)]
-    return tuple(flags)
+def run(options: WanOptions, file: RowFile | None = None, note: str = "") -> dict[str, Any]:
+    """Measure; starts and ends processes of this machine. SwarmnodeError where they do not run.
 
-
-def parse_levers(text: str) -> tuple[tuple[str, ...], ...]:
-    """Sets of levers, in the order of LEVERS; see the module. UsageError names what is unknown."""
-    found: list[tuple[str, ...]] = []
-    for part in filter(None, (piece.strip() for piece in text.lower().split(","))):
-        match part:
-            case "none":
-                found.append(())
-            case "all":
-                found.append(LEVERS)
-            case "one-by-one":
-                found += [(), *((lever,) for lever in LEVERS), LEVERS]
-            case "waterfall":
-                found += [WATERFALL[:count] for count in range(len(WATERFALL) + 1)]
-            case _:
-                names = part.split("+")
-                if unknown := [name for name in names if name not in LEVERS]:
-                    raise UsageError(
-                        f"--levers {unknown[0]}: known are none, all, one-by-one, waterfall, {', '.join(LEVERS)}"
-                    )
-                found.append(tuple(lever for lever in LEVERS if lever in names))
-    if not found:
-        raise UsageError("--levers: give at least one set, such as none,all")
-    return tuple(dict.fromkeys(found))
-
-
-def cases(options: WanOptions) -> list[Case]:
-    """All rows, those of one swarm together, and those that speculate right behind those that do not."""
-    rows = [
-        Case(rtt, mbit, path, tuple(one for one in levers if streams > 1 or one not in STREAMS_ONLY), *rest)
-        for path in options.path
-        for mbit in options.mbit
-        for rtt in options.rtt_ms
-        for streams in options.streams
-        for levers in options.levers
-        for temperature in options.temperature
-        for text in options.text
-        for rest in [(text, streams, temperature)]
-    ]
-    places: dict[SwarmSetting, int] = {}
-    for case in rows:
-        places.setdefault(case.setting(options), len(places))
-    return sorted(dict.fromkeys(rows), key=lambda case: places[case.setting(options)])
-
-
-# ---- measuring
-
-
-@dataclass(slots=True)
-class Stream:
-    """One generation as it was seen from outside: when its tokens came (seconds), and the node's own result."""
-
-    times: list[float] = field(default_factory=list)
-    result: Json = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Tally:
-    """What the rounds of a case have added up to."""
-
-    seconds: float = 0.0  # of the windows in which tokens were counted
-    tokens: int = 0
-    decode_s: float = 0.0  # of all streams, each by itself
-    steps: int = 0
-    decoded: int = 0  # tokens after each stream's first
-    waits: float = 0.0  # round trips that streams stood still for
-    drafted: int = 0
-    accepted: int = 0
-    bytes: int = 0
-    all_tokens: int = 0  # the prompts' too
-    why_not: str = ""
-
-    def add(self, streams: Sequence[Stream], *, together: bool) -> None:
-        """Count one round: every stream generated once, all `together` or some waiting for others."""
-        counted, seconds = window([stream.times for stream in streams], together=together)
-        self.tokens += counted
-        self.seconds += seconds
-        for stream in streams:
-            result = stream.result
-            self.decode_s += result["decode_s"]
-            self.steps += result["steps"]
-            self.decoded += max(0, result["tokens"] - 1)
-            self.waits += result["blocking_round_trips_per_token"] * max(0, result["tokens"] - 1)
-            self.drafted += result.get("drafted", 0)
-            self.accepted += result.get("drafts_accepted", 0)
-            self.all_tokens += result["tokens"] + result["prompt_tokens"]
-            said = result.get("speculation", "")
-            self.why_not = said if said not in ("on", "off") else self.why_not
-
-
-def window(times: Sequence[Sequence[float]], *, together: bool) -> tuple[int, float]:
-    """Tokens and seconds that tell the rate of streams whose tokens came at these times.
-
-    Streams that run together: after the last one's first token, up to the first one's last. Where that is no time at
-    all, and where they take turns: after the first token of any, up to the last.
+    Rows go to `file` as soon as they are known, and those that it has are not measured again. `note` says what the
+    model is.
     """
-    begins = [one[0] for one in times if one]
-    ends = [one[-1] for one in times if one]
-    if not begins:
-        return 0, 0.0
-    start, stop = max(begins), min(ends)
-    if not together or stop <= start:
-        start, stop = min(begins), max(ends)
-    return sum(start < at <= stop for one in times for at in one), stop - start
+    rows = _Rows(options, file)
+    asyncio.run(_run(options, rows))
+    return {**about(options, note), "rows": rows.in_order()}
 
 
-class _Bench:
-    """Measures cases one swarm after the other."""
-
-    def __init__(self, options: WanOptions, folder: Path) -> None:
-        self._options, self._folder = options, folder
-        self._routing: bytes | None = None
-        self._gated: str | None = None  # why not; "" when it has passed
-
-    async def run(self) -> list[dict[str, Any]]:
-        """All rows. Where the gate does not let a lever be used, rows say so in `skipped` and have no figures."""
-        options = self._options
-        pack = await asyncio.to_thread(onboard, options.model, self._folder / "pack")
-        todo, rows = cases(options), list[dict[str, Any]]()
-        if any(case.setting(options).kept for case in todo):
-            texts = [one for text in options.text for one in prompts(text)]
-            self._routing = await learn_routing(self._folder / "learning", pack, texts)
-        settings = list(dict.fromkeys(case.setting(options) for case in todo))
-        for number, setting in enumerate(settings):
-            group = [case for case in todo if case.setting(options) == setting]
-            if why := await self._barred(group[0].levers, pack):
-                rows += [{**_axes(case), "skipped": why} for case in group]
-                continue
-            _tell(f"swarm {number + 1} of {len(settings)}: {setting}")
-            rows += await self._measure(pack, group, self._folder / str(number))
-        return rows
-
-    async def _barred(self, levers: Sequence[str], pack: ModelPack) -> str:
-        """Why these levers cannot be used; the gate is run when the first one needs it."""
-        if not {"int8", "int8-back"}.intersection(levers):
-            return ""
-        if self._gated is None:
-            _tell(f"the gate, on {self._options.gate_positions} positions")
-            self._gated = await asyncio.to_thread(_gate, pack, self._options.gate_positions)
-        return self._gated
-
-    async def _measure(self, pack: ModelPack, group: Sequence[Case], folder: Path) -> list[dict[str, Any]]:
-        """Rows of one swarm. The cases take turns, one round each, so that all have the same machine."""
-        options = self._options
-        setting = group[0].setting(options)
-        drafter = str(options.draft or "ngram") if any(case.speculates for case in group) else "off"
-        setting = replace(setting, flags=(*setting.flags, "--speculate", drafter))
-        tallies = {case: Tally() for case in group}
-        n_sites = len(pack.manifest.sites)
-        async with wan_swarm(folder, pack, setting, self._routing) as backbone:
-            await self._round(backbone, group[0], 0, 8)  # graphs, the path, the first answers
-            number = 0
-            while waiting := [case for case in group if tallies[case].seconds < options.seconds]:
-                for case in waiting:
-                    tokens = options.tokens or self._length(case, n_sites)
-                    before = await _bytes(backbone)
-                    streams = await self._round(backbone, case, number, tokens)
-                    tally = tallies[case]
-                    tally.add(streams, together=case.at_once == case.streams)
-                    tally.bytes += await _bytes(backbone) - before
-                number += 1
-        found = {case: row(case, tally, n_sites) for case, tally in tallies.items()}
-        for case, one in found.items():
-            compare(case, one, found)
-            _tell(json.dumps(one))
-        return list(found.values())
-
-    async def _round(self, backbone: NodeProcess, case: Case, number: int, tokens: int) -> list[Stream]:
-        """Every stream generates once, all at the same time. The same prompts and seeds whatever the levers are."""
-        texts = prompts(case.text)
-        made = [Stream() for _ in range(case.streams)]
-
-        async def generate(place: int, stream: Stream) -> None:
-            request: Json = {
-                "prompt": texts[(number + place) % len(texts)],
-                "max_tokens": tokens,
-                "ignore_end": True,
-                "sampling": {"temperature": case.temperature, "seed": number * 1000 + place + 1},
-                "speculate": case.speculates,
-            }
-            async for event in backbone.generate(request):
-                if event["event"] == "token" and event["token"] >= 0:
-                    stream.times.append(time.monotonic())
-                elif event["event"] == "result":
-                    stream.result = event["result"]
-
-        await asyncio.gather(*(generate(place, stream) for place, stream in enumerate(made)))
-        return made
-
-    def _length(self, case: Case, n_sites: int) -> int:
-        step = n_sites * (case.rtt_ms / 1e3 + 1e-3)
-        return max(LEAST_TOKENS, min(MOST_TOKENS, int(self._options.seconds / step)))
+async def _run(options: WanOptions, rows: _Rows) -> None:
+    with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as name:
+        folder = Path(name)
+        # A model of the cache has its pack there too: it was read once, and keeps its gate's verdict.
+        kept = options.model.is_relative_to(wan_model.cache_folder())
+        place = options.model.with_suffix(".pack") if kept else folder / "pack"
+        pack = await asyncio.to_thread(onboard, options.model, place)
+        await Bench(options, pack, folder, rows.add, tell).run(rows.missing)
 
 
-def row(case: Case, tally: Tally, n_sites: int) -> dict[str, Any]:
-    """A case's figures; see the module."""
-    accepted = tally.decoded / tally.steps if tally.steps else 0.0
-    waits = tally.waits / tally.decoded if tally.decoded else 0.0
-    remote = min(n_sites, waits * accepted) if "local-experts" in case.levers else n_sites
-    rate = tally.tokens / tally.seconds if tally.seconds else 0.0
-    step_s = remote * case.rtt_ms / 1e3
-    bound = case.at_once * accepted / step_s if step_s else None
-    return {
-        **_axes(case),
-        "tokens_per_s": round(rate, 3),
-        "steps_per_s": round(tally.steps / tally.decode_s, 3) if tally.decode_s else 0.0,
-        "accepted_per_step": round(accepted, 3),
-        "blocking_round_trips_per_token": round(waits, 3),
-        "bound_tokens_per_s": round(bound, 3) if bound is not None else None,
-        "ratio_to_bound": round(rate / bound, 3) if bound else None,
-        "bytes_per_token": round(tally.bytes / max(1, tally.all_tokens)),
-        "gain": None,
-        "break_even": None,
-        "drafted": tally.drafted,
-        "drafts_accepted": tally.accepted,
-        "tokens": tally.tokens,
-        "skipped": tally.why_not if case.speculates and not tally.drafted else "",
+class _Rows:
+    """What was measured: before, by the file, and now; tells how long it will go on."""
+
+    def __init__(self, options: WanOptions, file: RowFile | None) -> None:
+        self._file, self._all = file, cases(options)
+        self._found: dict[tuple[Any, ...], Row] = {key_of(row): row for row in (file.rows if file else ())}
+        self.missing = [case for case in self._all if key_of(axes_of(case)) not in self._found]
+        self._began, self._now = time.monotonic(), 0
+        if kept := len(self._all) - len(self.missing):
+            tell(f"{kept} of {len(self._all)} cells are measured already")
+
+    def add(self, case: Case, row: Row) -> None:
+        """A row is known. One without figures is not kept in the file: it is tried again another time."""
+        self._found[key_of(row)] = row
+        self._now += 1
+        if self._file is not None and "tokens_per_s" in row:
+            self._file.add(row)
+        left = (time.monotonic() - self._began) / self._now * (len(self.missing) - self._now)
+        tell(f"{self._now} of {len(self.missing)}: {_said(case, row)}; about {_minutes(left)} left")
+
+    def in_order(self) -> list[Row]:
+        """All rows of these options, as they were asked for."""
+        return [self._found[key] for key in (key_of(axes_of(case)) for case in self._all) if key in self._found]
+
+
+def _said(case: Case, row: Row) -> str:
+    rate = "unlimited" if case.mbit is None else f"{case.mbit:g} Mbit/s"
+    streams = f"{case.streams} stream{'s' if case.streams > 1 else ''}"
+    what = f"{case.rtt_ms:g} ms, {rate}, {case.path}, {case.text}, {streams}, {short(case.levers)}"
+    if "tokens_per_s" not in row:
+        return f"{what}: no figures: {row['skipped']}"
+    bound = f", {row['ratio_to_bound']:.2f} of the bound" if row["ratio_to_bound"] else ""
+    return f"{what}: {row['tokens_per_s']:.4g} tokens/s{bound}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def about(options: WanOptions, note: str = "") -> dict[str, Any]:
+    """What all rows of one run have in common, beside their axes: a file goes on only where this is the same."""
+    said = {
+        "model": options.model.stem,
+        "note": note,
+        "seconds": options.seconds,
+        "cell_s": options.cell_s,
+        "tokens": options.tokens,
+        "kept": options.kept,
+        "prompt_characters": options.prompt_characters,
+        "draft": options.draft.name if options.draft is not None else None,
     }
+    return {name: value for name, value in said.items() if value not in (None, "", 0)}
 
 
-def compare(case: Case, one: dict[str, Any], found: dict[Case, dict[str, Any]]) -> None:
-    """Fill in what speculation gained over the same case without it, where both were measured."""
-    levers = tuple(lever for lever in case.levers if lever != "speculation")
-    plain = found.get(Case(case.rtt_ms, case.mbit, case.path, levers, case.text, case.streams, case.temperature))
-    if case.speculates and plain is not None and plain["tokens_per_s"] and one["steps_per_s"]:
-        one["gain"] = round(one["tokens_per_s"] / plain["tokens_per_s"], 3)
-        one["break_even"] = round(plain["steps_per_s"] / one["steps_per_s"], 3)
-
-
-def _axes(case: Case) -> dict[str, Any]:
-    return {
-        "rtt_ms": case.rtt_ms,
-        "mbit": case.mbit,
-        "path": case.path,
-        "levers": list(case.levers),
-        "text": case.text,
-        "temperature": case.temperature,
-        "streams": case.streams,
-    }
-
-
-async def _bytes(backbone: NodeProcess) -> int:
-    return sum(site["bytes_out"] + site["bytes_back"] for site in (await backbone.status())["sites"])
-
-
-def _gate(pack: ModelPack, positions: int) -> str:
-    """Let the gate judge the wire types for this pack. Returns why it could not, "" where it has a verdict."""
-    command = [sys.executable, "-m", "swarmnode", "gate", str(pack.path), "--positions", str(positions), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = [line.strip("│ ") for line in done.stderr.splitlines() if re.search(r"\w", line)]
-    return "" if not done.returncode else f"the gate: {said[-1] if said else f'exit code {done.returncode}'}"
-
-
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
     """Progress, for whoever watches."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-# ---- from outside
-
-
-def run(options: WanOptions) -> dict[str, Any]:
-    """Measure; starts and ends processes of this machine. SwarmnodeError where they do not run."""
-    return asyncio.run(_run(options))
-
-
-async def _run(options: WanOptions) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as name:
-        rows = await _Bench(options, Path(name)).run()
-    return {"model": options.model.stem, "seconds": options.seconds, "rows": rows}
-
-
-def table(result: dict[str, Any]) -> dict[str, Any]:
-    """The same for people: levers as one word, without the columns that nobody reads in a table."""
-    hidden = ("drafted", "drafts_accepted", "tokens")
-    names = [name for name in dict.fromkeys(name for one in result["rows"] for name in one) if name not in hidden]
-    names.sort(key="skipped".__eq__)  # it is the last column
-    rows = [
-        {name: short(one["levers"]) if name == "levers" else one.get(name) for name in names} for one in result["rows"]
-    ]
-    return {**result, "rows": rows}
-
-
-def short(levers: Sequence[str]) -> str:
-    """A set of levers in a word: those that a later one contains are left out."""
-    if set(levers) >= set(LEVERS).difference(STREAMS_ONLY):
-        return "all"
-    wires = [lever for lever in ("partial", *WIRES) if lever in levers]
-    return "+".join(lever for lever in levers if lever not in wires[:-1]) or "none"
+# ---- the command line
 
 
 def _numbers(text: str, name: str, least: float) -> tuple[float, ...]:
@@ -444,54 +176,102 @@ def _names(text: str, name: str, known: Iterable[str]) -> tuple[Any, ...]:  # of
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m swarmnode.bench.wan [--rtt …] [--mbit …] [--streams …] [--levers …] [--text …] [--path …] …`."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rtt", default="0,5,20,80,100,200", help="round trips in ms")
-    parser.add_argument("--mbit", default="0", help="rates each way in Mbit/s, 0 for no limit")
-    parser.add_argument("--streams", default="1", help="generations that are asked for at the same time")
-    parser.add_argument("--levers", default="none,all", help="sets of levers; see the module")
-    parser.add_argument("--text", default=",".join(CLASSES), help="kinds of text")
-    parser.add_argument("--path", default="direct", help="direct, relay")
-    parser.add_argument("--temperature", default="0")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of decoding per row, at least")
-    parser.add_argument("--tokens", type=int, default=0, help="of each generation, instead of what fits the time")
-    parser.add_argument("--model", type=Path, default=MODEL)
-    parser.add_argument("--draft", type=Path, help="speculate with this small model instead of n-gram lookup")
-    parser.add_argument("--kept", type=float, default=KEPT, help="share of the experts' bytes with local-experts")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--plot", type=Path, help="folder for figures as PNG")
-    given = parser.parse_args(arguments)
-    try:
-        options = WanOptions(
-            rtt_ms=_numbers(given.rtt, "rtt", 0),
-            mbit=tuple(rate or None for rate in _numbers(given.mbit, "mbit", 0)),
-            streams=tuple(int(count) for count in _numbers(given.streams, "streams", 1)),
-            levers=parse_levers(given.levers),
-            text=_names(given.text, "text", CLASSES),
-            path=_names(given.path, "path", get_args(PathName)),
-            temperature=_numbers(given.temperature, "temperature", 0),
-            seconds=given.seconds,
-            tokens=given.tokens,
-            model=given.model,
-            draft=given.draft,
-            kept=given.kept,
-        )
-        if given.plot is not None:
-            from swarmnode.bench import wan_plot  # noqa: PLC0415  matplotlib is an extra
+def options_of(given: argparse.Namespace) -> tuple[WanOptions, str]:
+    """What the flags ask for, and a line about the model. UsageError names a flag that is wrong."""
+    preset = QUICK if given.quick else GRID if given.grid else _Axes()
+    told = {one.name: getattr(given, one.name) for one in fields(_Axes) if getattr(given, one.name) is not None}
+    wish = replace(preset, **told)
+    bounded = given.grid or given.quick
+    if given.shape and given.model is not None:
+        raise UsageError("--shape with --model: a shape is a model; give one of them")
+    shaped = wan_model.shaped_model(given.shape) if given.shape else None
+    if shaped is not None and not shaped.path.is_file():
+        tell(f"writing {shaped.path}")
+    model = wan_model.written(shaped) if shaped is not None else given.model or MODEL
+    # Slices of gigabytes would have to go through the emulated link before anything is measured.
+    levers = given.levers or ("none,all" if shaped is None else "none,all-remote")
+    options = WanOptions(
+        rtt_ms=_numbers(wish.rtt, "rtt", 0),
+        mbit=tuple(rate or None for rate in _numbers(wish.mbit, "mbit", 0)),
+        streams=tuple(int(count) for count in _numbers(wish.streams, "streams", 1)),
+        levers=parse_levers(levers),
+        text=_names(wish.text, "text", CLASSES),
+        path=_names(wish.path, "path", get_args(PathName)),
+        temperature=_numbers(given.temperature, "temperature", 0),
+        seconds=wish.seconds,
+        tokens=given.tokens,
+        model=model,
+        draft=given.draft,
+        kept=given.kept,
+        gate_positions=QUICK_GATE_POSITIONS if given.quick or shaped is not None else GATE_POSITIONS,
+        cell_s=(given.cell or CELL_S) if bounded or given.cell else None,
+        waterfall=given.grid and not given.quick and given.levers is None and shaped is None,
+        prompt_characters=wan_model.PROMPT_CHARACTERS if shaped is not None else CELL_PROMPT if bounded else 0,
+    )
+    return options, shaped.note if shaped is not None else ""
 
-            wan_plot.check()
-        result = run(options)
-    except SwarmnodeError as error:
-        print(f"wan: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+
+def _parser() -> argparse.ArgumentParser:
+    made = parser("wan", __doc__)
+    made.add_argument(
+        "--grid",
+        action="store_true",
+        help="round trips × rates × streams × direct, relay × none, all; and one waterfall",
+    )
+    made.add_argument("--quick", action="store_true", help="a part of the grid, within a minute")
+    made.add_argument("--rtt", help=f"round trips in ms; {RTT} unless told")
+    made.add_argument("--mbit", help="rates each way in Mbit/s, 0 for no limit")
+    made.add_argument("--streams", help="generations that are asked for at the same time")
+    made.add_argument("--levers", help="sets of levers; none,all unless told, see wan_cases.py")
+    made.add_argument("--text", help=f"kinds of text: {', '.join(CLASSES)}")
+    made.add_argument("--path", help="direct, relay")
+    made.add_argument("--temperature", default="0")
+    made.add_argument("--seconds", type=float, help="of decoding per row, at least; with --grid about so many")
+    made.add_argument("--cell", type=float, help=f"seconds that a row may take at most; {CELL_S:g} with --grid")
+    made.add_argument("--tokens", type=int, default=0, help="of each generation, instead of what fits the time")
+    made.add_argument("--model", type=Path)
+    made.add_argument("--shape", help="a random-weight model of a published layer shape: Qwen3.5-122B:3")
+    made.add_argument("--draft", type=Path, help="speculate with this small model instead of n-gram lookup")
+    made.add_argument("--kept", type=float, default=KEPT, help="share of the experts' bytes with local-experts")
+    made.add_argument("--out", type=Path, help="append rows to this file of JSON lines as they are measured")
+    made.add_argument("--resume", action="store_true", help="go on with --out: do not measure again what it has")
+    made.add_argument("--from", dest="kept_rows", type=Path, help="show the rows of such a file, measure nothing")
+    made.add_argument("--markdown", action="store_true", help="print a table with a column per round trip for a page")
+    made.add_argument("--plot", type=Path, help="folder for figures as PNG")
+    return made
+
+
+def _measure(given: argparse.Namespace) -> Result:
     if given.plot is not None:
-        for file in wan_plot.figures(result, given.plot):
-            _tell(f"wrote {file}")
-    from swarmnode.tables import print_rows  # noqa: PLC0415
+        from swarmnode.bench import wan_plot  # noqa: PLC0415  matplotlib is an extra
 
-    print_rows(result if given.json else table(result), as_json=given.json)
-    return 0
+        wan_plot.check()
+    if given.kept_rows is not None:
+        said, rows = load(given.kept_rows)
+        result = {**said, "rows": rows}
+    else:
+        if given.resume and given.out is None:
+            raise UsageError("--resume: say which file by --out FILE")
+        options, note = options_of(given)
+        file = RowFile(given.out, about(options, note), resume=given.resume) if given.out is not None else None
+        result = run(options, file, note)
+    if given.plot is not None:
+        for path in wan_plot.figures(result, given.plot):
+            tell(f"wrote {path}")
+    return result
+
+
+def _show(result: Result, given: argparse.Namespace) -> None:
+    if given.markdown:
+        rows = result["rows"]
+        print("\n".join(filter(None, (markdown(by_round_trip(rows)), markdown(waterfall(rows))))), end="")
+    else:
+        print_rows(table(result), as_json=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m swarmnode.bench.wan`; see the module, or --help."""
+    return run_command(_parser(), arguments, _measure, _show)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnode.bench.prefill import LAYER, RATES, cases, main, run
+from swarmnode.bench.prefill import DEMO, LAYER, RATES, cases, main, run
 
 
 def test_a_prompt_and_a_step_of_streams_are_measured_beside_their_bound() -> None:
-    result = run(quick=True)
+    said: list[str] = []
+    result = run(quick=True, progress=said.append)
+    assert [text.split(":")[0] for text in said[::2]] == ["1 of 2", "2 of 2"]
+    assert all("tokens/s" in text for text in said[1::2])
     prompt, streams = result["rows"]
     assert prompt["case"].startswith("prompt 256")
     assert streams["case"].startswith("streams 64")
@@ -18,7 +21,9 @@ def test_a_prompt_and_a_step_of_streams_are_measured_beside_their_bound() -> Non
             row["local_ms"] + row["rtt_ms"] + max(row["send_ms"], row["compute_ms"], row["return_ms"]), abs=0.3
         )
         assert row["layer_ms"] > row["rtt_ms"]
-        assert row["whole_ms"] > row["rtt_ms"]
+        assert row["alone_bound_ms"] == pytest.approx(row["bound_ms"] - row["local_ms"], abs=0.3)
+        assert min(row["alone_ms"], row["alone_whole_ms"]) > row["rtt_ms"]
+        assert row["model"] == DEMO
         assert row["pieces"] >= 1
         assert row["tokens_per_s"] > 0
     # 256 tokens of 256 values in F16 each way, and what their pairs take on the way out

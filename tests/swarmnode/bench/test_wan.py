@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from swarmnode.bench import wan, wan_text
-from swarmnode.bench.wan import LEVERS, Case, Stream, Tally, WanOptions, cases, flags_of, parse_levers, row, window
+from swarmnode.bench import wan, wan_lines, wan_text
+from swarmnode.bench.wan_cases import LEVERS, STREAMS_ONLY, Case, WanOptions, cases, flags_of, parse_levers, short
+from swarmnode.bench.wan_measure import Stream, Tally, compare, row, window
 from swarmnode.bench.wan_swarm import SwarmSetting, has_ipv6, wan_swarm
 from swarmnode.errors import UsageError
 from swarmnode.onboard import ModelPack
@@ -18,6 +19,7 @@ CASE = Case(80.0, None, "direct", (), "code", 1, 0.0)
 
 def test_sets_of_levers() -> None:
     assert parse_levers("none, all") == ((), LEVERS)
+    assert set(LEVERS).difference(*parse_levers("all-remote")) == {"local-experts"}
     assert parse_levers("speculation+f16,f16") == (("f16", "speculation"), ("f16",))
     assert parse_levers("one-by-one") == ((), *((lever,) for lever in LEVERS), LEVERS)
     steps = parse_levers("waterfall")
@@ -29,10 +31,11 @@ def test_sets_of_levers() -> None:
 
 
 def test_a_set_of_levers_in_a_word() -> None:
-    assert [wan.short(step) for step in parse_levers("waterfall")[:6]] == [
+    assert [short(step) for step in parse_levers("waterfall")[:6]] == [
         "none", "partial", "f16", "int8", "int8-back", "int8-back+speculation",
     ]  # fmt: skip
-    assert wan.short(LEVERS) == wan.short([one for one in LEVERS if one not in wan.STREAMS_ONLY]) == "all"
+    assert short(LEVERS) == short([one for one in LEVERS if one not in STREAMS_ONLY]) == "all"
+    assert short(parse_levers("all-remote")[0]) == "all-remote"
 
 
 def test_flags_say_what_the_levers_mean() -> None:
@@ -59,13 +62,47 @@ def test_cases_of_one_swarm_stand_together_and_none_twice() -> None:
     assert [case.at_once for case in found if case.streams == 4 and "batch" in case.levers] == [4, 4]
 
 
+def test_bounded_cells_of_one_link_have_one_swarm_with_room_for_all_streams() -> None:
+    options = WanOptions(rtt_ms=(5.0,), streams=(1, 4, 8), levers=((), LEVERS), text=("code",), cell_s=6.0)
+    found = cases(options)
+    assert [(case.streams, len(case.levers)) for case in found] == [
+        (1, 0), (4, 0), (8, 0), (1, len(LEVERS) - len(STREAMS_ONLY)), (4, len(LEVERS)), (8, len(LEVERS)),
+    ]  # fmt: skip
+    plain, everything = dict.fromkeys(case.setting(options) for case in found)
+    assert plain.flags == ("--mode", "exact")
+    assert everything.flags[-4:] == ("--parallel", "8", "--lanes", "2")
+    assert everything.workers == 4
+
+
+def test_the_grid_is_every_link_with_none_and_all_and_one_waterfall() -> None:
+    options, _note = wan.options_of(wan._parser().parse_args(["--grid"]))
+    found = cases(options)
+    grid = [case for case in found if not case.levers or short(case.levers) == "all"]
+    assert len(grid) == 6 * 3 * 3 * 2 * 2
+    # Its first step is in the grid already, and so is its last: the star changes no word of it.
+    assert {(c.rtt_ms, c.mbit, c.path, c.streams) for c in found if c not in grid} == {(80.0, None, "direct", 4)}
+    assert len({case.setting(options) for case in grid}) == 6 * 3 * 2 * 2
+    assert options.cell_s == 6.0
+    quick, _note = wan.options_of(wan._parser().parse_args(["--quick", "--rtt", "0"]))
+    assert (quick.rtt_ms, quick.streams, quick.waterfall) == ((0.0,), (1, 4), False)
+
+
 def test_a_window_counts_only_what_runs_together() -> None:
     together = [[0.0, 1.0, 2.0, 3.0], [0.5, 1.5, 2.5, 3.5, 4.5]]
-    assert window(together, together=True) == (5, 2.5)  # (0.5, 3.0]: 1, 2, 3 and 1.5, 2.5
-    assert window(together, together=False) == (8, 4.5)
+    assert window(together, at_once=2) == (5, 2.5)  # (0.5, 3.0]: 1, 2, 3 and 1.5, 2.5
+    # Where they wait for each other, each one's own time counts, and not the prompts between.
     in_turns = [[0.0, 1.0], [2.0, 3.0]]
-    assert window(in_turns, together=True) == window(in_turns, together=False) == (3, 3.0)
-    assert window([[], []], together=True) == (0, 0.0)
+    assert window(in_turns, at_once=1) == (2, 2.0)
+    assert window([*in_turns, [0.5, 1.5], [2.5, 3.5]], at_once=2) == (4, 2.0)
+    assert window(in_turns, at_once=2) == (3, 3.0)
+    assert window([[], []], at_once=2) == (0, 0.0)
+
+
+def test_the_tokens_of_what_was_cut_off_count_but_not_its_steps() -> None:
+    tally = Tally()
+    tally.add([Stream([0.0, 1.0], result(tokens=2, steps=1, decode_s=1.0)), Stream([2.0, 3.0, 4.0])], at_once=1)
+    assert (tally.tokens, tally.seconds, tally.steps, tally.decoded) == (3, 3.0, 1, 1)
+    assert tally.all_tokens == 2 + 5 + 3 + 5
 
 
 def result(**given: Any) -> dict[str, Any]:
@@ -75,7 +112,7 @@ def result(**given: Any) -> dict[str, Any]:
 
 def tallied(stream: Stream) -> Tally:
     tally = Tally()
-    tally.add([stream], together=True)
+    tally.add([stream], at_once=1)
     return tally
 
 
@@ -99,7 +136,7 @@ def test_what_speculation_gains_is_told_beside_the_same_without() -> None:
     drafted = result(steps=5, decode_s=2.5, blocking_round_trips_per_token=2.0, drafted=9, drafts_accepted=5)
     speculating = Case(80.0, None, "direct", ("speculation",), "code", 1, 0.0)
     one = row(speculating, tallied(Stream([0.25 * i for i in range(11)], drafted)), 4)
-    wan.compare(speculating, one, {CASE: plain, speculating: one})
+    compare(speculating, one, {CASE: plain, speculating: one})
     assert (one["accepted_per_step"], one["bound_tokens_per_s"]) == (2.0, 6.25)
     assert (one["gain"], one["break_even"]) == (1.6, 1.25)
     assert plain["gain"] is None
@@ -138,6 +175,31 @@ def test_one_swarm_is_measured_with_and_without_speculation(
     other = next(one for one in rows if one is not plain)
     assert other["accepted_per_step"] >= 1.0
     assert other["gain"] > 0
+
+
+def test_an_interrupted_run_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    out = tmp_path / "rows.jsonl"
+    arguments = ["--rtt", "2", "--levers", "partial", "--streams", "1,2", "--text", "code", "--cell", "60"]
+    arguments += ["--seconds", "0.3", "--out", str(out)]
+    assert wan.main([*arguments, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [one["streams"] for one in rows] == [1, 2]
+    assert all(one["tokens_per_s"] > 0 and one["bound_tokens_per_s"] == 125.0 for one in rows)
+    assert wan_lines.load(out)[1] == rows
+    assert wan.main(arguments) == 2
+    assert "--resume" in capsys.readouterr().err
+    # It ended while the second row was being written.
+    out.write_bytes(out.read_bytes()[:-20])
+    assert wan.main([*arguments, "--resume", "--json"]) == 0
+    said = capsys.readouterr()
+    assert "1 of 2 cells are measured already" in said.err
+    assert json.loads(said.out)["rows"][0] == rows[0]
+    assert len(wan_lines.load(out)[1]) == 2
+    assert wan.main(["--from", str(out), "--markdown"]) == 0
+    assert capsys.readouterr().out.startswith("| Mbit/s | streams | levers | 2 ms |\n")
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on loopback: it is what parts the two nodes here")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from swarmnode.bench import wan_plot
-from swarmnode.bench.wan import parse_levers
+from swarmnode.bench.wan_cases import parse_levers
+from swarmnode.bench.wan_table import waterfall_steps
 from swarmnode.errors import UsageError
 
 
@@ -22,11 +23,11 @@ def rows() -> list[dict[str, Any]]:
 
 
 def test_a_waterfall_is_a_chain_from_none_at_the_round_trip_nearest_to_80_ms() -> None:
-    steps = wan_plot.waterfall_steps(rows())
+    steps = waterfall_steps(rows())
     assert [len(step["levers"]) for step in steps] == list(range(9))
     assert {step["rtt_ms"] for step in steps} == {80.0}
     no_chain = [row for row in rows() if len(row["levers"]) in (0, 4, 8)]
-    assert wan_plot.waterfall_steps(no_chain) == wan_plot.waterfall_steps([]) == []
+    assert waterfall_steps(no_chain) == waterfall_steps([]) == []
 
 
 def test_figures_are_png_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,6 +37,22 @@ def test_figures_are_png_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
     made = [Path(line) for line in capsys.readouterr().out.split("\n") if line]
     assert sorted(path.name.split("-")[0] for path in made) == ["curves", "waterfall"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in made)
+
+
+def test_a_grid_is_one_figure_per_path(tmp_path: Path) -> None:
+    grid = [
+        {**row, "mbit": mbit, "streams": streams}
+        for mbit in (None, 10.0)
+        for streams in (1, 4)
+        for row in rows()
+        if len(row["levers"]) in (0, 8)
+    ]
+    made = wan_plot.figures({"rows": grid}, tmp_path)
+    assert [path.name for path in made] == ["grid-direct-edit.png"]
+    assert made[0].read_bytes().startswith(b"\x89PNG")
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text("nothing of that kind\n", "utf-8")
+    assert wan_plot.main([str(kept), str(tmp_path)]) == 2
 
 
 def test_without_matplotlib_it_is_said_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

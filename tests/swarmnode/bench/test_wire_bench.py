@@ -7,8 +7,8 @@ import json
 import pytest
 
 from swarmnode.bench import wire as bench
-from swarmnode.bench.model_shapes import MODELS
 from swarmnode.errors import UsageError
+from swarmnode.sizing.shapes import MODELS
 
 
 @pytest.fixture
@@ -26,10 +26,11 @@ def test_a_token_of_a_layer_costs_what_was_promised() -> None:
     assert len(rows) == len(result["rows"]) == 2 * 5
     for row in rows.values():
         assert list(row) == [
-            "model", "d", "k", "workers", "out", "back", "payload_bytes", "datagram_bytes", "overhead"
+            "model", "d", "k", "workers", "out", "back", "payload_bytes", "datagram_bytes", "overhead", "datagrams"
         ]  # fmt: skip
         assert (row["model"], row["d"], row["k"]) == ("Qwen3.5-122B", 3072, 8)
         assert 0.02 < row["overhead"] < 0.5
+        assert row["datagrams"] >= row["datagram_bytes"] / (1452 + bench.HEADERS)
         assert row["datagram_bytes"] == pytest.approx(row["payload_bytes"] * (1 + row["overhead"]), rel=0.001)
     payload = {key: row["payload_bytes"] for key, row in rows.items()}
     assert 110_000 < payload[1, "f32", "f32 raw"] < 111_000
@@ -38,6 +39,21 @@ def test_a_token_of_a_layer_costs_what_was_promised() -> None:
     assert payload[1, "int8", "int8"] <= 6_700
     # Of four workers a token's eight experts live on 3.6 (4 × (1 − (3/4)^8)), and each gets x and answers.
     assert 3.3 < payload[4, "f16", "f16"] / payload[1, "f16", "f16"] < 3.9
+
+
+def test_a_summary_has_a_line_per_model_and_says_what_is_above_the_aim() -> None:
+    axes = {"model": "M", "d": 2880, "k": 4, "out": "int8", "datagram_bytes": 6480, "payload_bytes": 6000}
+    rows = [
+        {**axes, "workers": 1, "back": "int8", "overhead": 0.083, "datagrams": 8.0},
+        {**axes, "workers": 2, "back": "int8", "overhead": 0.084, "datagrams": 8.0},
+        {**axes, "workers": 1, "back": "f16", "overhead": 0.07, "datagrams": 6.0},
+    ]
+    (line,) = bench.summary(rows)
+    assert (line["int8"], line["int8/f16"], line["f16"]) == ("6,480", "6,480", "")
+    assert (line["most on top"], line["cells above 8%"]) == ("8.4%", "2 of 3")
+    (above,) = bench.above_aim(rows)
+    assert (above["workers"], above["out / back"], above["payload in each"]) == ("1, 2", "int8/int8", 750)
+    assert bench.above_aim(rows[2:]) == []
 
 
 def test_every_model_has_frames_of_every_type() -> None:

@@ -1,0 +1,61 @@
+"""What every benchmark's own command line shares: --json, errors as one line, tables. Called by their `main`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from swarmnode.errors import SwarmnodeError, UsageError
+from swarmnode.tables import print_rows
+
+Result = Mapping[str, Any]  # facts, and `rows`: JSON as `tables.print_rows` takes it
+
+
+def parser(prog: str, doc: str | None) -> argparse.ArgumentParser:
+    """A parser that is described by the first line of a module's docstring, and knows --json."""
+    made = argparse.ArgumentParser(prog=prog, description=(doc or "").partition("\n")[0])
+    made.add_argument("--json", action="store_true", help="print the result as JSON")
+    return made
+
+
+def show_table(result: Result, _given: argparse.Namespace) -> None:
+    """A result's facts and a table of its rows."""
+    print_rows(result, as_json=False)
+
+
+def run_command(
+    made: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+    measure: Callable[[argparse.Namespace], Result],
+    show: Callable[[Result, argparse.Namespace], None] = show_table,
+) -> int:
+    """Parse, measure, print. Returns the exit code: 2 for what was asked wrongly, 1 for what did not run, 130 for
+    Ctrl-C.
+
+    `show` prints for people; with --json the result is printed as it is.
+    """
+    given = made.parse_args(arguments)
+    try:
+        result = measure(given)
+    except SwarmnodeError as error:
+        print(f"{made.prog}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        print(f"{made.prog}: interrupted", file=sys.stderr)
+        return 130
+    if given.json:
+        print_rows(result, as_json=True)
+    else:
+        show(result, given)
+    return 0
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a table of Markdown; "" of none. A bar within a cell is escaped."""
+    if not rows:
+        return ""
+    names = list(rows[0])
+    lines = [names, ["---"] * len(names), *([row[name] for name in names] for row in rows)]
+    return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n" for line in lines)
