@@ -1,6 +1,7 @@
 """`swarmnode-relay` and `python -m relay`: flags → RelayConfig, signals → the server. Composes nothing else.
 
-One line on stderr when it is ready: `relay ready on HOST:PORT (reflector UDP PORT, PORT)`. SIGTERM and SIGINT end it in
+One line on stderr when it is ready: `relay ready on HOST:PORT (reflector UDP PORT, PORT)`; with --log-format json the
+event "ready", and every line there is one JSON object (transport/log_format.py). SIGTERM and SIGINT end it in
 order, a second one at once; SIGHUP reads the access list again. Exit code 0: ended in order; 1: cannot run, with
 one line that says why; 2: the flags cannot be meant.
 """
@@ -11,9 +12,10 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -27,6 +29,7 @@ from relay.config import (
     parse_reflector,
 )
 from relay.memory import run_with_system_malloc
+from transport import log_format
 from transport.errors import Address, ConfigError, TransportError
 
 logger = logging.getLogger("relay")
@@ -39,26 +42,34 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if arguments is None:  # a process of our own
         run_with_system_malloc()
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
+    log_format.set_up(options.log_format, options.log_level)
+    tell = _tell_json if options.log_format == "json" else _tell_text
     try:
         config = _config(options)
     except ConfigError as error:
-        print(f"swarmnode-relay: {error}", file=sys.stderr)
+        tell("error", "not_started", f"swarmnode-relay: {error}", error=str(error))
         return 2
     _allow_many_connections()
     try:
-        asyncio.run(_serve(config))
+        asyncio.run(_serve(config, tell))
     except TransportError as error:
-        print(f"swarmnode-relay: {error}", file=sys.stderr)
+        tell("error", "not_started", f"swarmnode-relay: {error}", error=str(error))
         return 1
     except KeyboardInterrupt:
         pass
     return 0
 
 
-async def _serve(config: RelayConfig) -> None:
+def _tell_text(level: str, event: str, text: str, **fields: object) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _tell_json(level: str, event: str, text: str, **fields: object) -> None:
+    """What whoever started the relay must hear, whatever the level of its log."""
+    print(log_format.json_line(level, "relay", event, fields), file=sys.stderr, flush=True)
+
+
+async def _serve(config: RelayConfig, tell: Callable[..., None]) -> None:
     from relay.server import RelayServer  # noqa: PLC0415  --help needs no server
 
     server = RelayServer(config)
@@ -81,7 +92,9 @@ async def _serve(config: RelayConfig) -> None:
         loop.add_signal_handler(signal.SIGHUP, reload_access)
     first, second = server.reflector_ports
     reflector = f"reflector UDP {first}, {second}" if first else "no reflector"
-    print(f"relay ready on {_text(server.address)} ({reflector})", file=sys.stderr, flush=True)
+    address = _text(server.address)
+    ports = [first, second] if first else []
+    tell("info", "ready", f"relay ready on {address} ({reflector})", address=address, reflector_ports=ports)
     try:
         await ended.wait()
         shutdown = asyncio.ensure_future(server.shutdown())
@@ -112,6 +125,8 @@ def _parser() -> argparse.ArgumentParser:
         help=f"where to listen for WebSocket and HTTP (default [::]:{DEFAULT_PORT}, every address)")  # fmt: skip
     add("--reflector", metavar="PORT,PORT", type=_as(parse_reflector), default=defaults.reflector_ports,
         help=f"two UDP ports that tell nodes their address, or off (default {ports})")  # fmt: skip
+    add("--reflector-host", metavar="HOST", default=defaults.reflector_host,
+        help="where these ports are, if not at --listen's address: behind a front, :: (every address)")  # fmt: skip
     add("--name", metavar="HOST", action="append", default=[], dest="names",
         help="a public name of this relay; logins meant for another relay are refused (may be repeated)")  # fmt: skip
     add("--access", metavar="FILE", type=Path,
@@ -127,8 +142,25 @@ def _parser() -> argparse.ArgumentParser:
         help="from one address, an IPv6 /64 counting as one (default %(default)s)")  # fmt: skip
     add("--tls-cert", metavar="FILE", type=Path, help="certificate chain, PEM: serve TLS without a front")
     add("--tls-key", metavar="FILE", type=Path, help="its private key, PEM")
-    add("--log-level", choices=["debug", "info", "warning", "error"], default="warning", help="(default %(default)s)")
+    set_by = os.environ.get
+    add("--log-level", metavar="LEVEL", type=_one_of(log_format.LEVELS),
+        default=set_by("SWARMNODE_LOG_LEVEL") or "warning",
+        help=f"{', '.join(log_format.LEVELS)}; SWARMNODE_LOG_LEVEL sets it too (default %(default)s)")  # fmt: skip
+    add("--log-format", metavar="FORMAT", type=_one_of(log_format.FORMATS),
+        default=set_by("SWARMNODE_LOG_FORMAT") or "text",
+        help="text, or json: one object per line; SWARMNODE_LOG_FORMAT sets it too (default %(default)s)")  # fmt: skip
     return parser
+
+
+def _one_of(names: Sequence[str]) -> Callable[[str], str]:
+    """Also for defaults from the environment, which argparse does not hold against `choices`."""
+
+    def parsed(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"say {' or '.join(names)}, not {text[:40]!r}")
+        return text
+
+    return parsed
 
 
 def _as(parse: Callable[[str], Parsed]) -> Callable[[str], Parsed]:
@@ -149,6 +181,7 @@ def _config(options: argparse.Namespace) -> RelayConfig:
     return RelayConfig(
         listen=options.listen,
         reflector_ports=options.reflector,
+        reflector_host=options.reflector_host.strip("[]"),
         names=parse_names(options.names),
         access_file=options.access,
         trusted_proxies=tuple(options.proxies),

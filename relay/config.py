@@ -25,12 +25,14 @@ MAX_ACCESS_FILE = 16 * 1024 * 1024  # 280,000 PeerIds
 class RelayConfig:
     """Sizes in bytes, times in seconds, rates per second; a rate of 0 is no limit.
 
-    listen: "::" is IPv6 and IPv4 on one socket. reflector_ports: two UDP ports that answer STUN, or none.
+    listen: "::" is IPv6 and IPv4 on one socket. reflector_ports: two UDP ports that answer STUN, or none, at
+    reflector_host, "" for listen's: behind a front, clients reach them at another address than the WebSocket.
     names: the authorities ("host" or "host:port") by which clients reach this relay; empty: any.
     """
 
     listen: Address = ("::", DEFAULT_PORT)
     reflector_ports: tuple[int, int] | None = DEFAULT_REFLECTOR_PORTS
+    reflector_host: str = ""
     names: frozenset[str] = frozenset()
     access_file: Path | None = None
     trusted_proxies: tuple[Network, ...] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from importlib import metadata
 
 from prometheus_client import CollectorRegistry, Histogram, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,6 +16,14 @@ from prometheus_client.registry import Collector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LOGIN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+def version() -> str:
+    """Of the installed package."""
+    try:
+        return metadata.version("swarmnode")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "unknown"
 
 
 class Drop(StrEnum):
@@ -77,6 +86,7 @@ class Metrics(Collector):
         """`gauges`: values by name, without the prefix; names with their units."""
         self._counts = counts
         self._gauges = gauges
+        self._version = version()
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -94,6 +104,9 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         counts = self._counts
+        build = GaugeMetricFamily("relay_build_info", "Always 1; the version is its label", labels=["version"])
+        build.add_metric([self._version], 1)
+        yield build
         for name, value in self._gauges().items():
             yield GaugeMetricFamily(f"relay_{name}", name.replace("_", " "), value=value)
         for name, what, bulk, disco in (

@@ -123,10 +123,12 @@ def _bind(hosts: list[str], port: int) -> list[socket.socket]:
                     raise
                 continue  # the other family has no such port free: try another
             return [first, *others]
+    except (UnicodeError, TypeError) as error:  # a name that no resolver can be asked for
+        raise BindFailed(f"UDP port {port}: {host!r} is no host name; choose another --reflector-host") from error
     except OSError as error:
         raise BindFailed(
             f"UDP port {port} on {host}: {error.strerror or error}; "
-            "choose others with --reflector PORT,PORT, or --reflector off"
+            "choose others with --reflector PORT,PORT or --reflector-host, or --reflector off"
         ) from error
     raise BindFailed("no UDP port is free for IPv4 and IPv6; name them with --reflector PORT,PORT")
 

@@ -13,7 +13,6 @@ import secrets
 import socket
 import time
 from http import HTTPStatus
-from importlib import metadata
 
 from websockets.frames import CloseCode
 
@@ -23,7 +22,7 @@ from relay.connection import Page
 from relay.limits import QueueTotal, Slots, TokenBucket
 from relay.memory import Reclaimer
 from relay.metrics import CONTENT_TYPE as METRICS_TYPE
-from relay.metrics import Counts, Metrics
+from relay.metrics import Counts, Metrics, version
 from relay.record_pump import RecordPump
 from relay.reflector import IPV6_MISSING, Reflector
 from relay.session import Session, Shared
@@ -76,7 +75,7 @@ class RelayServer:
         sock = _listen(config.listen)
         try:
             if config.reflector_ports is not None:
-                await self._reflector.start(config.listen[0], config.reflector_ports)
+                await self._reflector.start(config.reflector_host or config.listen[0], config.reflector_ports)
                 self.shared.reflector_ports = self._reflector.ports
             self._server = await loop.create_server(
                 lambda: Session(self.shared),
@@ -171,7 +170,7 @@ class RelayServer:
         if path == "/metrics":
             return Page(HTTPStatus.OK, METRICS_TYPE, self.metrics.render())
         if path in ("/", ""):
-            body = page.render(len(shared.router), time.monotonic() - self._started, _version())
+            body = page.render(len(shared.router), time.monotonic() - self._started, version())
             policy = (("Content-Security-Policy", page.CONTENT_SECURITY_POLICY),)
             return Page(HTTPStatus.OK, page.CONTENT_TYPE, body, policy)
         return Page(HTTPStatus.NOT_FOUND, "text/plain", b"nothing here; this is a peer relay\n")
@@ -189,13 +188,6 @@ class RelayServer:
             "reconnect_spread_seconds": shared.spread_ms() / 1000,
             "uptime_seconds": time.monotonic() - self._started,
         }
-
-
-def _version() -> str:
-    try:
-        return metadata.version("swarmnode")
-    except metadata.PackageNotFoundError:  # run from a source tree
-        return "unknown"
 
 
 def _listen(address: Address) -> socket.socket:

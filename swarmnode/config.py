@@ -24,6 +24,7 @@ from transport.config import TransportConfig
 from transport.emulation import LinkEmulation
 from transport.errors import LocalFault
 from transport.identity import PeerId
+from transport.log_format import FORMATS, LEVELS, LogFormat
 from transport.proto.relay_url import parse_relay_url
 from transport.udp_socket import any_host
 
@@ -67,6 +68,10 @@ _FILE_KEYS = frozenset(
         "speculate",
         "parallel",
         "lanes",
+        "force",
+        "metrics",
+        "log_format",
+        "log_level",
     ]
 )
 
@@ -120,7 +125,9 @@ class NodeConfig:
     the same vocabulary, or "off"; None is "ngram" where bits need not be the local run's. `parallel` generations run at
     once, spread over `lanes` llama contexts; `batch` tokens of a prompt go in one step, 0 for what suits the link (and
     512 in exact mode). `device` is where experts are computed: "auto" (a GPU where llama.cpp was built for one), "cpu",
-    or ggml's name of a device.
+    or ggml's name of a device. `force`: run the model even where its gate failed.
+    `metrics` is where Prometheus may read the node's figures, None for nowhere; `log_format` and `log_level` are as in
+    transport/log_format.py.
     """
 
     state_dir: Path
@@ -148,6 +155,10 @@ class NodeConfig:
     local_experts: bool = True
     gpu_layers: int = 0
     device: str = "auto"
+    force: bool = False
+    metrics: Address | None = None
+    log_format: LogFormat = "text"
+    log_level: str = "warning"
     transport: TransportConfig = field(default_factory=TransportConfig)
 
     @property
@@ -240,6 +251,10 @@ def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path
         local_experts=bool(values.get("local_experts", True)),
         device=str(values.get("device", "auto")),
         gpu_layers=_number(values, "gpu_layers", 0, 0, 1 << 16),
+        force=bool(values.get("force", False)),
+        metrics=_metrics(values.get("metrics")),
+        log_format="json" if _one_of(values, "log_format", "text", FORMATS) == "json" else "text",
+        log_level=_one_of(values, "log_level", "warning", LEVELS),
         transport=transport,
     )
 
@@ -284,6 +299,22 @@ def _speculate(value: Any, mode: str) -> Path | Literal["ngram", "off"]:
             f"--speculate {value}: say ngram, off, or give the GGUF of a small model of the same vocabulary"
         )
     return path
+
+
+def _metrics(value: Any) -> Address | None:
+    if not value:
+        return None
+    try:
+        return parse_address(str(value))
+    except UsageError as error:
+        raise UsageError(f"--metrics: {error}") from None
+
+
+def _one_of(values: Mapping[str, Any], key: str, default: str, known: Sequence[str]) -> str:
+    value = str(values.get(key, default))
+    if value not in known:
+        raise UsageError(f"--{key.replace('_', '-')} {value[:40]}: say {', '.join(known[:-1])} or {known[-1]}")
+    return value
 
 
 def authorities(value: Any) -> Path:
@@ -389,7 +420,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: relays is a list of URLs")
     if not isinstance(values.get("advertise", []), list):
         raise UsageError(f"{path}: advertise is a list of HOST:PORT")
-    for key in ("open", "local_experts", "port_mapping", "lan"):
+    for key in ("open", "local_experts", "port_mapping", "lan", "force"):
         if not isinstance(values.get(key, True), bool):
             raise UsageError(f"{path}: {key} is true or false, not {values[key]!r}")
     return values

@@ -52,7 +52,7 @@ class NodeProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "SWARMNODE_METRICS": ""},  # one port cannot serve them all
                 limit=1 << 20,
             )  # fmt: skip
         node = cls(name, state, process, log)

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from swarmnode import parts
 from swarmnode.backbone.runner import GenerationRunner
@@ -38,6 +38,7 @@ from swarmnode.dispatch.hello import ModelKey
 from swarmnode.dispatch.lane import dispatch_lane
 from swarmnode.dispatch.worker import ExpertWorker
 from swarmnode.errors import Cancelled, DispatchError, JoinRefused, SwarmnodeError, UsageError
+from swarmnode.gate import gate_failure
 from swarmnode.model.manifest import told_address
 from swarmnode.network_events import NetworkEvents
 from swarmnode.node_status import node_status
@@ -55,6 +56,9 @@ from transport.endpoint import Endpoint
 from transport.errors import Address, EndpointClosed, TransportError
 from transport.identity import Identity, PeerId
 from transport.stream import Stream
+
+if TYPE_CHECKING:
+    from swarmnode.metrics import NodeMetrics
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -102,6 +106,8 @@ class Node:
         self.why_over: SwarmnodeError | None = None
         self.engine: ExpertEngine | None = None
         self._worker_parts: parts.WorkerParts | None = None
+        self._metrics: NodeMetrics | None = None
+        self.metrics_address: Address | None = None
         self._stopping = threading.Event()
 
     @property
@@ -124,6 +130,8 @@ class Node:
         control = ControlServer(config.state_dir, self.operations.answer)
         await control.start()
         self._cleanup.append(control.close)
+        if config.metrics is not None:
+            await self._start_metrics(config.metrics)
         if config.swarm:
             await self._start_in_swarm(identity)
         else:
@@ -133,6 +141,19 @@ class Node:
         self.emit("ready", peer=str(self.endpoint.peer_id), address=self.address, role=config.role, model=self._model)
         if self.swarm is not None and self.swarm.entry.authority is not None:
             self.emit("ticket", ticket=str(await self.swarm.standing_ticket()))
+
+    async def _start_metrics(self, address: Address) -> None:
+        from swarmnode.metrics import NodeMetrics  # noqa: PLC0415  only where they are wanted
+        from swarmnode.metrics_listener import MetricsListener  # noqa: PLC0415
+
+        self._metrics = NodeMetrics(self)
+        listener = MetricsListener(address, self._metrics.render, lambda: self.is_ready)
+        await listener.start()
+        self._cleanup.append(listener.close)
+        self.metrics_address = listener.address
+        where = f"http://{format_address(listener.address)}/metrics"
+        everybody = "" if is_loopback_host(listener.address[0]) else ", open to everybody who reaches this address"
+        self.emit("note", note=f"metrics at {where}{everybody}")
 
     async def _start_by_hand(self, identity: Identity) -> None:
         config = self.config
@@ -155,6 +176,7 @@ class Node:
         await swarm.enter()
         if config.founds_swarm:
             self.pack = await self._in_thread(lambda: parts.resolve_pack(self._model_path, self._report))
+            gate_failure(self.pack, force=config.force)  # before anybody joins; the note comes with the backbone
             manifest = self.pack.manifest
             is_whole = self.pack.backbone.is_file()  # else that is what is said
             if is_whole and self.pack.source is None and config.source is None and not told_address(manifest):
@@ -453,6 +475,8 @@ class Node:
             for peer, (out, back) in totals.items():
                 self.rates.update(peer, now, out, back)
             self.rates.keep_only(totals)
+            if self._metrics is not None:
+                self._metrics.sample()
             await asyncio.sleep(_RATE_INTERVAL)
 
     # ---- what the lead asks (lead.Swarm)

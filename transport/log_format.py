@@ -38,6 +38,7 @@ LogFormat = Literal["text", "json"]
 FORMATS: tuple[LogFormat, ...] = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 OURS = ("swarmnode", "transport", "relay")  # the loggers that `level` is for; libraries are heard from "warning" on
+_NOISY = ("quic",)  # of the QUIC libraries: it warns of every connection that ends in order
 
 MAX_TEXT = 4000  # characters of one field; a reason or an error of a peer's making is bounded far below
 MAX_ITEMS, MAX_ITEM = 64, 200  # of a list, and characters of one of them
@@ -80,6 +81,8 @@ def set_up(style: LogFormat, level: str, stream: TextIO | None = None) -> None:
     root.setLevel(max(number, logging.WARNING))
     for name in OURS:
         logging.getLogger(name).setLevel(number)
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(max(number, logging.ERROR))
     sys.excepthook = _log_exception if style == "json" else sys.__excepthook__
     threading.excepthook = _log_thread_exception if style == "json" else threading.__excepthook__
 

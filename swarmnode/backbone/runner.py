@@ -9,11 +9,13 @@ waiting: its generation ends by itself, its events wait.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
+from swarmnode.backbone.sequence import GenerationTotals
 from swarmnode.backbone.session import GenerateRequest, GenerateResult, MakeDrafter, Session, TokenEvent
 from swarmnode.errors import Cancelled
 
@@ -55,6 +57,7 @@ class GenerationRunner:
         self._work: set[asyncio.Task[None]] = set()
         self._closed = False
         self.tokens = 0
+        self.ended: Counter[str] = Counter()  # generations, by what stopped them: StoppedBy, or "error"
         self.last_tokens_per_s = 0.0
 
     @property
@@ -71,6 +74,11 @@ class GenerationRunner:
     def waiting(self) -> int:
         """How many requests wait for their turn."""
         return len(self._queue)
+
+    def totals(self) -> GenerationTotals:
+        """What all lanes have done since they were made; close to now, as they go on meanwhile."""
+        lanes = [dataclasses.astuple(lane.session.totals) for lane in self._lanes]
+        return GenerationTotals(*map(sum, zip(*lanes, strict=True)))
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | GenerateResult, None]:
         """Token events, then the result. Closing the iterator (or cancelling its task) ends the generation.
@@ -147,8 +155,10 @@ class GenerationRunner:
             if self._closed and result.stopped_by == "cancelled":
                 raise Cancelled("this node is shutting down")
         except Exception as error:  # it belongs to the reader
+            self.ended["cancelled" if isinstance(error, Cancelled) else "error"] += 1
             events.put_nowait(error)
         else:
+            self.ended[result.stopped_by] += 1
             self.last_tokens_per_s = result.tokens_per_s
             events.put_nowait(result)
         finally:

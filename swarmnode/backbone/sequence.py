@@ -16,6 +16,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import msgspec
@@ -98,6 +99,21 @@ class GenerateResult(msgspec.Struct, frozen=True):
     drafts_accepted: int = 0
 
 
+@dataclass(slots=True)
+class GenerationTotals:
+    """What all generations of a session have done since it was made, counted as in GenerateResult.
+
+    `step_tokens` came of the `steps` after the prompts; `round_trips` were waited for in these steps.
+    """
+
+    prompt_tokens: int = 0
+    steps: int = 0
+    step_tokens: int = 0
+    drafted: int = 0
+    drafts_accepted: int = 0
+    round_trips: int = 0
+
+
 class Sampler(Protocol):
     """What chooses tokens (sampling.SamplerChain)."""
 
@@ -146,6 +162,8 @@ OnLogits = Callable[[int, F32], None]
 class Generation:
     """See the module. `n_context` limits its own tokens, `most_drafts` what can be taken back of one step.
 
+    `totals`: where what it does is counted too.
+
     `cancelled` may be set from any thread. The owner alternates `wants` with the decode of that chunk and `evaluated`,
     until `stopped_by` says why it ended; `end` then gives the result.
     """
@@ -164,7 +182,9 @@ class Generation:
         on_token: OnToken | None = None,
         on_logits: OnLogits | None = None,
         cancelled: threading.Event | None = None,
+        totals: GenerationTotals | None = None,
     ) -> None:
+        self._totals = totals if totals is not None else GenerationTotals()
         self.cancelled = cancelled if cancelled is not None else threading.Event()
         self.stopped_by: StoppedBy | None = None
         self.sequence = 0  # of the context; the session's choice
@@ -217,6 +237,7 @@ class Generation:
         """
         if self.prefilling:
             self._position += len(chunk.tokens)
+            self._totals.prompt_tokens += len(chunk.tokens)
             if not self.prefilling:
                 self._prefilled = time.perf_counter()
                 self._take([], rows, source, self._position)
@@ -228,6 +249,12 @@ class Generation:
         self._drafted += len(self._drafts)
         self._accepted += taken - 1
         self._position += taken
+        totals = self._totals
+        totals.steps += 1
+        totals.step_tokens += taken
+        totals.drafted += len(self._drafts)
+        totals.drafts_accepted += taken - 1
+        totals.round_trips += trips
         return self._position if taken < len(chunk.tokens) else None
 
     def stepped(self, n_tokens: int, seconds: float, generations: int, batch_tokens: int) -> None:

@@ -28,6 +28,7 @@ from swarmnode.backbone.sequence import (
     GenerateRequest,
     GenerateResult,
     Generation,
+    GenerationTotals,
     Message,
     OnLogits,
     OnToken,
@@ -84,6 +85,7 @@ class Session:
         prompt_chunk: Callable[[int], int] | None = None,
     ) -> None:
         self.model, self.context, self.hook = model, context, hook
+        self.totals = GenerationTotals()  # written by the decode thread
         self._round_trips = round_trips or ((lambda: hook.round_trips) if hook is not None else (lambda: 0))
         self._release = release
         self._drafter = drafter
@@ -199,6 +201,7 @@ class Session:
             on_token=on_token,
             on_logits=on_logits,
             cancelled=cancelled,
+            totals=self.totals,
         )
         job = _Job(generation)
         job.future.set_running_or_notify_cancel()  # it is ended by its event, not by whoever holds the future

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,6 +110,29 @@ def up(
             show_default="on",
         ),
     ] = None,
+    force: Annotated[
+        bool | None, typer.Option("--force", help="Run the model even if its gate failed.", show_default="off")
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SWARMNODE_METRICS",
+            help="Where Prometheus may read figures, such as 127.0.0.1:9464; /healthz is there too.",
+            show_default="nowhere",
+        ),
+    ] = None,
+    log_format: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SWARMNODE_LOG_FORMAT",
+            help="Of the log on standard error: text, or json, one object per line.",
+            show_default="text",
+        ),
+    ] = None,
+    log_level: Annotated[
+        str | None,
+        typer.Option(envvar="SWARMNODE_LOG_LEVEL", help="debug, info, warning or error.", show_default="warning"),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with these options as keys.")] = None,
     emulate: Emulate = None,
     quic: Quic = None,
@@ -122,7 +146,10 @@ def up(
     With --experts and --peer nodes are wired by hand instead. Ctrl-C ends it cleanly, a second one at once.
     """
     from swarmnode.config import build_config  # noqa: PLC0415
+    from swarmnode.errors import SwarmnodeError  # noqa: PLC0415
     from swarmnode.serve import run_node  # noqa: PLC0415
+    from transport.errors import TransportError  # noqa: PLC0415
+    from transport.log_format import json_line, set_up  # noqa: PLC0415
 
     given: dict[str, Any] = {
         "ticket": ticket,
@@ -152,8 +179,19 @@ def up(
         "device": device,
         "source": source,
         "local_experts": local_experts,
+        "force": force,
+        "metrics": metrics,
+        "log_format": log_format,
+        "log_level": log_level,
         "emulate": emulate,
         "quic": quic,
     }
     settled = build_config(given, config, state_dir=state_dir(state))
-    run_node(settled, as_json=as_json, headless=headless, stop_on_eof=stop_on_eof)
+    set_up(settled.log_format, settled.log_level)
+    try:
+        run_node(settled, as_json=as_json, headless=headless, stop_on_eof=stop_on_eof)
+    except (SwarmnodeError, TransportError, OSError) as error:
+        if settled.log_format != "json" or isinstance(error, BrokenPipeError):
+            raise  # it becomes one line of text
+        print(json_line("error", "swarmnode", "ended", {"error": error}), file=sys.stderr)
+        raise typer.Exit(getattr(error, "exit_code", 1)) from None

@@ -16,6 +16,7 @@ import pytest
 
 from transport.identity import Identity
 from transport.proto.relay_frames import Data, RefusalCode, Restarting
+from transport.proto.stun import binding_request, parse_binding_response
 
 from .client import PATIENCE, Client
 
@@ -106,6 +107,20 @@ async def test_tls_without_a_front(start: Start, tmp_path: Path) -> None:
     assert await ended(process) == (0, b"")
 
 
+async def test_behind_a_front_the_reflector_is_at_an_address_of_its_own(start: Start) -> None:
+    _, port = await start("--reflector-host", "127.0.0.9")
+    loop = asyncio.get_running_loop()
+    async with Client(port) as client:
+        assert client.welcome is not None
+        for number in client.welcome.reflectors:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                sock.setblocking(False)
+                sock.bind(("127.0.0.1", number))  # free: it is not where the WebSocket is
+                await loop.sock_sendto(sock, binding_request(bytes(12)), ("127.0.0.9", number))
+                answer = await asyncio.wait_for(loop.sock_recv(sock, 2000), PATIENCE)
+            assert parse_binding_response(answer) == (bytes(12), ("127.0.0.1", number))
+
+
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
     """The relay with flags with which it does not stay."""
     return subprocess.run(
@@ -118,6 +133,8 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
     [
         (["--listen", "nonsense"], 2, "no address to listen on"),
         (["--listen", "\u202e:80", "--reflector", "off"], 1, "no host name"),
+        (["--listen", "127.0.0.1:0", "--reflector-host", "\u202e"], 1, "no host name"),
+        (["--listen", "127.0.0.1:0", "--reflector-host", "192.0.2.1"], 1, "--reflector-host"),
         (["--unknown"], 2, "unrecognized"),
         (["--tls-cert", "x"], 2, "belong together"),
         (["--client-rate", "-1"], 2, "client_rate"),
