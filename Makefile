@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.ready
 # example CMAKE_ARGS="-DGGML_CUDA=on -DLLAVA_BUILD=OFF".
 export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 
-.PHONY: demo test natlab lint format lock bench clean
+.PHONY: demo test natlab lint format lock dist bench clean
 
 demo: $(STAMP)
 	$(BIN)/swarmnode demo --tokens 120 --temperature 0.6 --seed 2
@@ -36,6 +36,10 @@ format: $(STAMP)
 lock: $(STAMP)
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 	  --custom-compile-command "make lock" --extra dev --quiet --output-file requirements.lock pyproject.toml
+
+# The source distribution and the wheel, in dist/.
+dist: $(STAMP)
+	$(BIN)/uv build --no-build-isolation --python $(BIN)/python --out-dir dist
 
 bench: $(STAMP)
 	$(BIN)/swarmnode bench engine
