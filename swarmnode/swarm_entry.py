@@ -27,6 +27,7 @@ from transport.connection import Connection
 from transport.endpoint import Endpoint
 from transport.errors import TransportError
 from transport.identity import PeerId
+from transport.stream import Stream
 
 FOLDER = "swarm"  # below the state folder
 ANSWER_S = 15.0
@@ -128,6 +129,7 @@ def remember(entry: Entry, met: tuple[BootstrapPeer, ...]) -> None:
 
 async def admit_newcomer(entry: Entry, connection: Connection) -> str:
     """The founder's side: judge, certify, answer. Returns the newcomer's name, "" where it was refused."""
+    stream: Stream | None = None
     try:
         async with asyncio.timeout(ANSWER_S):
             stream = await connection.accept_stream()
@@ -142,14 +144,17 @@ async def admit_newcomer(entry: Entry, connection: Connection) -> str:
             await connection.wait_closed()  # the newcomer ends it
         return asked.name or connection.peer.short
     except (SwarmnodeError, TransportError, TimeoutError) as error:
-        await _refuse(connection, str(error) or "nothing was asked in time")
+        await _refuse(connection, stream, str(error) or "nothing was asked in time")
         return ""
 
 
-async def _refuse(connection: Connection, why: str) -> None:
+async def _refuse(connection: Connection, stream: Stream | None, why: str) -> None:
+    """Say why on the stream that was asked on, where the newcomer waits for its answer."""
+    if stream is None:
+        await connection.close(0, why[:200])
+        return
     try:
         async with asyncio.timeout(ANSWER_S):
-            stream = await connection.open_stream()
             await stream.write(encode(JoinDeclined(why[:500])))
             await stream.finish()
             await connection.wait_closed()

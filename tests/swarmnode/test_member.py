@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
 
+import pytest
+
 from swarmnode.authority import FILE_NAME, SwarmAuthority
 from swarmnode.bulk.source import PeerSource
 from swarmnode.config import build_config
 from swarmnode.discovery.record import PeerRecord
+from swarmnode.errors import JoinRefused
+from swarmnode.membership.documents import Certificate
 from swarmnode.node import Node
 from swarmnode.onboard import ModelPack
 from swarmnode.swarm_part import SwarmPart
@@ -93,3 +98,25 @@ async def test_sources_may_go_while_a_member_says_goodbye(tmp_path: Path, demo_p
         for source in sources:
             part.member._sources[Identity.generate().peer_id] = cast("PeerSource", source)
     assert all(source.closed for source in sources)
+
+
+async def test_who_is_refused_after_the_gate_hears_why_at_once(
+    tmp_path: Path, demo_pack: ModelPack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with founder(tmp_path / "founder", demo_pack) as (part, _):
+        authority = part.entry.authority
+        assert authority is not None
+        ticket = await part.standing_ticket()
+
+        def taken(*_: object) -> Certificate:
+            raise JoinRefused("somebody else was quicker: this ticket is used up")
+
+        monkeypatch.setattr(authority, "redeem", taken)
+        settings = {"ticket": str(ticket), "listen": "127.0.0.1:0", "lan": False, "threads": 1, "memory": "2M"}
+        newcomer = Node(build_config(settings, None, state_dir=tmp_path / "newcomer"), Events())
+        try:
+            async with asyncio.timeout(8):  # the founder's patience is 15 s
+                with pytest.raises(JoinRefused, match="somebody else was quicker"):
+                    await newcomer.start()
+        finally:
+            await newcomer.close()

@@ -22,7 +22,8 @@ Credentials are opaque here, at most MAX_CREDENTIALS bytes, and may be left out:
 application, which decides whether to go on. TLS keeps them whole; whom they are for, they must say themselves.
 
 The signature is Ed25519 over SIGNATURE_CONTEXT + binding + the body before the signature, with
-binding = TLS exporter (RFC 8446, 7.5; label EXPORTER_LABEL, no context, 32 bytes): it holds for this connection only.
+binding = the first 32 of 40 bytes of the TLS exporter (RFC 8446, 7.5; label EXPORTER_LABEL, no context): it holds for
+this connection only.
 
 Refusals and closes are QUIC CONNECTION_CLOSE frames with an application error code: codes below
 FIRST_RESERVED_CODE belong to the application, the others are `CloseCode`.
