@@ -100,7 +100,7 @@ class Node:
         self._adopted: weakref.WeakSet[Connection] = weakref.WeakSet()
         self.operations = Operations(self)
         self.swarm: SwarmPart | None = None
-        self._routing: RoutingFile | None = None
+        self.routing: RoutingFile | None = None
         self.is_ready = False
         self.over = asyncio.Event()  # it cannot go on, for `why_over`
         self.why_over: SwarmnodeError | None = None
@@ -231,7 +231,7 @@ class Node:
             self._cleanup.append(self.worker.close)
 
     def _start_lead(self, swarm: SwarmPart) -> None:
-        assert self._routing is not None
+        assert self.routing is not None
         manifest, config = self.pack.manifest, self.config
         budget = swarm.local_budget(manifest) if self._has_local else 0
         swarm.leads(
@@ -247,7 +247,7 @@ class Node:
                     after=int(time.time() * 1000),
                 ),
                 self,
-                self._routing.stats,
+                self.routing.stats,
                 model=bytes.fromhex(manifest.model_hash),
                 n_expert=[site.n_expert for site in manifest.sites],
                 has_file=self._has_local,
@@ -280,8 +280,8 @@ class Node:
         self._has_local = local is not None
         if config.founds_swarm:
             file = config.state_dir / "routing.bin"
-            self._routing = await asyncio.to_thread(RoutingFile, file, pack.manifest)
-            self._cleanup.append(self._routing.save)
+            self.routing = await asyncio.to_thread(RoutingFile, file, pack.manifest)
+            self._cleanup.append(self.routing.save)
         screening: Screening | None = None
         if local is not None and pack.source is not None and config.mode == "exact":
             source = pack.source
@@ -293,7 +293,7 @@ class Node:
             options=options,
             local=local,
             node=config.name,
-            on_routing=self._routing.stats.note if self._routing is not None else None,
+            on_routing=self.routing.stats.note if self.routing is not None else None,
             on_quarantine=self._quarantined,
             screen=screening.screen if screening is not None else None,
         )

@@ -9,14 +9,16 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import psutil
 
 from swarmnode import __version__
 from swarmnode.compute.recipe import Site
 from swarmnode.config import format_address
 from swarmnode.dispatch.lane import dispatch_lane
+from swarmnode.event_log import EventLog
 from swarmnode.experts_spec import format_holdings
-from swarmnode.snapshot import peer_rows, site_rows, transport_row, unconnected
+from swarmnode.snapshot import named, peer_rows, selected_rows, site_rows, transport_row, unconnected
 from swarmnode.status import (
     GenerationStatus,
     MemberStatus,
@@ -62,7 +64,15 @@ def node_status(node: Node) -> NodeStatus:
         transport=_transport(node) if started else TransportStatus(),
         swarm=_swarm(node),
         quarantined=node.client.quarantined() if node.client is not None else {},
+        events=node.emit.latest() if isinstance(node.emit, EventLog) else [],
+        selected=_selected(node, sites),
     )
+
+
+def _selected(node: Node, sites: Sequence[Site]) -> dict[str, str]:
+    """What the router chooses, where it is counted: on the founder."""
+    routing = node.routing
+    return selected_rows(routing.stats, sites) if routing is not None else {}
 
 
 def _swarm(node: Node) -> SwarmStatus | None:
@@ -146,6 +156,14 @@ def _peers(node: Node, sites: Sequence[Site]) -> list[PeerStatus]:
         sites,
         node.endpoint.decision,
     )
+    if (part := node.swarm) is not None and hasattr(part, "member"):
+        rows = named(rows, {str(one.peer): (one.name, one.role) for one in part.member.records()})
+        if part.lead is not None:
+            waiting = {str(peer): report.waiting for peer, report in part.lead.reports.items()}
+            rows = [
+                msgspec.structs.replace(row, waiting_rows=waiting[row.peer]) if waiting.get(row.peer) else row
+                for row in rows
+            ]
     there = {row.peer for row in rows}
     problems = node.links.problems if node.links is not None else {}
     missing = [known for known in node.config.peers if str(known.peer) not in there]

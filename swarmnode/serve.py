@@ -1,4 +1,8 @@
-"""Runs a node in the foreground: prints its events, ends it on Ctrl-C, SIGTERM or a closed terminal. Called by `up`."""
+"""Runs a node in the foreground until Ctrl-C, SIGTERM or a closed terminal. Called by `up`.
+
+In a terminal: plain lines while it starts, then the live view (`dashboard/`), then plain lines again. Elsewhere, with
+--headless or --json: its events, one line each.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,73 @@ import asyncio
 import contextlib
 import faulthandler
 import json
+import logging
 import os
 import signal
 import sys
 import threading
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 from swarmnode.config import NodeConfig
-from swarmnode.network_events import path_text
+from swarmnode.dashboard.mode import Mode
+from swarmnode.event_lines import STAGES, event_line, stage_name
+from swarmnode.event_log import EventLog
 from swarmnode.node import Node
+
+if TYPE_CHECKING:
+    from swarmnode.dashboard.live import LiveView
+    from swarmnode.dashboard.progress import Stages
+    from swarmnode.dashboard.terminal import Terminal
+
+LOOK_S = 0.25  # seconds between two snapshots for the live view
+LOOK_SHARE = 0.01  # of the loop's time that snapshots may take
+log = logging.getLogger(__name__)
 
 
 def run_node(config: NodeConfig, *, as_json: bool, headless: bool, stop_on_eof: bool = False) -> None:
     """Start a node and wait. Raises what `Node.start` raises. `stop_on_eof`: closing standard input ends it too."""
     with contextlib.suppress(OSError, ValueError):  # standard error is no file
         faulthandler.enable()  # a mapped file that is cut under us kills the process: say so at least
-    printer = EventPrinter(as_json=as_json, progress=sys.stdout.isatty() and not headless and not as_json)
-    asyncio.run(_run(config, printer, stop_on_eof))
+    terminal = None
+    if not (as_json or headless or stop_on_eof):
+        from swarmnode.dashboard.terminal import open_terminal  # noqa: PLC0415
+
+        terminal = open_terminal()
+    if terminal is None:
+        printer = EventPrinter(as_json=as_json, progress=sys.stdout.isatty() and not headless and not as_json)
+        asyncio.run(_run(config, printer, stop_on_eof))
+        return
+    try:
+        asyncio.run(_run_in_terminal(config, terminal))
+    finally:
+        terminal.close()
 
 
-async def _run(config: NodeConfig, printer: EventPrinter, stop_on_eof: bool) -> None:
+async def _run_in_terminal(config: NodeConfig, terminal: Terminal) -> None:
+    from swarmnode.dashboard.job_control import job_control  # noqa: PLC0415
+    from swarmnode.dashboard.live import LiveView  # noqa: PLC0415
+    from swarmnode.dashboard.progress import Stages  # noqa: PLC0415
+
+    loop = asyncio.get_running_loop()
+    leave = asyncio.Event()
+    stages = Stages()
+    view = LiveView(terminal, own=True, stages=stages, on_leave=lambda: loop.call_soon_threadsafe(leave.set))
+    view.start()
+    try:
+        with job_control(loop, view):
+            await _run(config, ViewPrinter(view, stages), False, view, leave)
+    finally:
+        await asyncio.to_thread(view.finish)
+
+
+async def _run(
+    config: NodeConfig,
+    printer: EventPrinter | ViewPrinter,
+    stop_on_eof: bool,
+    view: LiveView | None = None,
+    leave: asyncio.Event | None = None,
+) -> None:
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -44,10 +95,12 @@ async def _run(config: NodeConfig, printer: EventPrinter, stop_on_eof: bool) -> 
             loop.add_signal_handler(number, end)
         except NotImplementedError:  # Windows
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(end))
-    node = Node(config, printer)
+    node = Node(config, EventLog(printer))
     starting = asyncio.ensure_future(node.start())
     stopping = asyncio.ensure_future(stop.wait())
     over = asyncio.ensure_future(node.over.wait())
+    leaving = asyncio.ensure_future(leave.wait() if leave is not None else asyncio.Event().wait())
+    showing: asyncio.Task[None] | None = None
     try:
         await asyncio.wait({starting, stopping, over}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -56,15 +109,37 @@ async def _run(config: NodeConfig, printer: EventPrinter, stop_on_eof: bool) -> 
                 await starting
         else:
             starting.result()
-            await asyncio.wait({stopping, over}, return_when=asyncio.FIRST_COMPLETED)
+            if view is not None:
+                showing = asyncio.create_task(_show(node, view))
+            await asyncio.wait({stopping, over, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if leaving.done():
+                stop.set()  # as Ctrl-C does: the next one is the second
+            if view is not None:
+                view.show(Mode.LINES)
             printer("stopping")
         if node.why_over is not None:
             raise node.why_over
     finally:
-        stopping.cancel()
-        over.cancel()
+        for waiting in (stopping, over, leaving, *([showing] if showing is not None else [])):
+            waiting.cancel()
         await node.close(hurry)
         printer.finish()
+
+
+async def _show(node: Node, view: LiveView) -> None:
+    """Give the live view a snapshot whenever it wants one, for a small share of the loop's time. Until cancelled."""
+    view.show(Mode.SCREEN)
+    while not view.is_over:
+        took = 0.0
+        if view.wants_status:
+            begun = time.perf_counter()
+            try:
+                view.post(node.status())
+            except Exception as error:  # what cannot be shown must not end what can be served
+                log.exception("snapshot_failed")
+                view.trouble(f"no snapshot of this node: {type(error).__name__}: {error}")
+            took = time.perf_counter() - begun
+        await asyncio.sleep(max(LOOK_S, took / LOOK_SHARE))
 
 
 def _wait_for_eof(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
@@ -72,6 +147,31 @@ def _wait_for_eof(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
         pass
     with contextlib.suppress(RuntimeError):  # the loop has ended before
         loop.call_soon_threadsafe(stop.set)
+
+
+class ViewPrinter:
+    """Hands a node's events to the live view, which shows them as lines while it is not on the screen. Any thread."""
+
+    def __init__(self, view: LiveView, stages: Stages) -> None:
+        self._view, self._stages = view, stages
+        self._holding = ""
+
+    def __call__(self, event: str, **fields: Any) -> None:
+        """Show one event."""
+        if event in STAGES:
+            self._stages.update(event, fields)
+            return
+        line = event_line(event, fields)
+        if event == "ticket":
+            self._view.ticket(line)
+        if event == "holding":
+            if line == self._holding:
+                return
+            self._holding = line
+        self._view.line(line)
+
+    def finish(self) -> None:
+        """Nothing: the view is finished by whoever made it."""
 
 
 class EventPrinter:
@@ -87,12 +187,12 @@ class EventPrinter:
         if self._json:
             self._write(json.dumps({"event": event, **fields}) + "\n")
             return
-        if event in _STAGES:
+        if event in STAGES:
             if self._progress:
                 self._write("\r\x1b[K" + _progress(event, fields))
                 self._on_progress_line = True
             return
-        line = _line(event, fields)
+        line = event_line(event, fields)
         if event == "holding":  # carried out once more, and the same as before: nothing that people need to hear
             if line == self._holding:
                 return
@@ -112,75 +212,6 @@ class EventPrinter:
             sys.stdout.flush()
 
 
-_STAGES = {
-    "onboard": "onboarding",
-    "slices": "slices",
-    "backbone": "fetching the backbone file",
-    "verify": "verifying",
-    "load": "loading",
-}
-_LINES = {
-    "ready": "ready: {role} of {model}\n  {address}",
-    "connected": "connected to {peer} ({path})",
-    "attached": "worker {name} attached ({peer})",
-    "not-attached": "peer {peer} not attached: {error}",
-    "damaged": "{error}; taking it from the source again",
-    "lost": "lost {peer}: {reason}",
-    "relay-connected": "relay {url} connected",
-    "relay-lost": "relay {url} lost: {reason}",
-    "relay-left": "relay {url} left: {reason}",
-    "relay-failed": "relay {url} not connected: {reason}; trying on",
-    "stopping": "stopping",
-    "ticket": "to let devices in, run there:\n  swarmnode up {ticket}",
-    "waiting-for-model": "a member of the swarm; waiting for its model",
-    "model": "the swarm runs {name}",
-    "member": "{role} {name} is here ({peer:.8})",
-    "member-gone": "{peer:.8} is gone",
-    "member-expelled": "{peer:.8} was expelled",
-    "key-in-use": "{error}",
-    "joined": "{name} joined ({peer:.8})",
-    "holding": "holding {experts} experts",
-    "holding-trouble": "cannot hold what was assigned: {error}; trying again",
-    "handing-over": "handing over {experts} experts; Ctrl-C again to leave at once",
-    "discovery-problem": "{error}",
-    "plan-problem": "no new plan: {error}",
-    "wire": "{note}",
-    "note": "{note}",
-    "quarantined": "worker {peer:.8} is not asked any more: {why}",
-    "task-failed": "task {task} failed: {error}",
-    "close-problem": "while closing: {error}",
-}
-
-
-def _line(event: str, fields: dict[str, Any]) -> str:
-    if event == "path":
-        return _path_line(fields)
-    if event == "plan":
-        return _plan_line(fields)
-    return _LINES[event].format(**fields) if event in _LINES else f"{event} {fields}"
-
-
-def _plan_line(fields: dict[str, Any]) -> str:
-    """As in "plan (a worker came): 9 experts here, 33 on 2 workers, 22 only in this node's file"."""
-    parts = [
-        f"{fields['local']} experts here",
-        f"{sum(fields['workers'].values())} on {len(fields['workers'])} workers",
-    ]
-    if fields["uncovered"]:
-        where = "only in this node's file" if fields["has_file"] else "with nobody: give more --memory or devices"
-        parts.append(f"{fields['uncovered']} {where}")
-    return f"plan ({fields['why']}): {', '.join(parts)}"
-
-
-def _path_line(fields: dict[str, Any]) -> str:
-    """As in "peer abcd1234: direct-lan 192.168.1.7:5000, 12 ms (was relay)"."""
-    rtt, where = fields["rtt_ms"], fields["relay"] or fields["address"]
-    detail = fields["reason"] if rtt is None else f"{rtt:.0f} ms" if rtt >= 1 else "< 1 ms"
-    there = f"{path_text(fields['path'], where)}, {detail}" if where else detail
-    return f"peer {fields['peer']:.8}: {there} (was {fields['was']})"
-
-
 def _progress(event: str, fields: dict[str, Any]) -> str:
     done, total = fields.get("done", 0), fields.get("total", 1) or 1
-    what = _STAGES[event] + (f": {fields['stage']}" if "stage" in fields else "")
-    return f"{what} {100 * done / total:.0f} %"
+    return f"{stage_name(event, fields)} {100 * done / total:.0f} %"

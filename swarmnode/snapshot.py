@@ -1,6 +1,6 @@
 """What a node looks like from outside: the rows of `status` and `peers`, made from its parts. Reads, changes nothing.
 
-Called by `node.py`. The shapes are in `status.py`.
+Called by `node_status.py`. The shapes are in `status.py`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 import msgspec
+import numpy as np
 
 from swarmnode.compute.recipe import Site
 from swarmnode.config import PeerAddress, format_address
 from swarmnode.dispatch.views import SiteStats, WorkerView
 from swarmnode.experts_spec import format_holdings
+from swarmnode.placement.routing import RoutingStats
 from swarmnode.rates import Rates
 from swarmnode.status import PeerStatus, SiteStatus, TransportStatus
 from transport.connection import Connection, ConnectionStats
@@ -21,6 +23,9 @@ from transport.identity import PeerId
 from transport.proto.path_policy import Decision
 from transport.quic_driver import DriverCounters
 from transport.reach import ReachCounters
+
+MAX_ROWS, MAX_ROW = 256, 512  # layers and experts of `selected_rows`: larger than any model, and bounded
+_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
 def traffic(connections: Iterable[Connection]) -> dict[str, tuple[int, int]]:
@@ -69,6 +74,7 @@ def peer_rows(
                 failures=view.failures,
                 suspect=view.suspect,
                 latency_ms=round((view.p50_s or 0.0) * 1e3, 3),
+                in_flight=view.in_flight,
             )
     return list(rows.values())
 
@@ -125,9 +131,34 @@ def site_rows(stats: Mapping[int, SiteStats], sites: Sequence[Site]) -> list[Sit
             bytes_back=one.bytes_back,
             wait_ms=round(one.wait_s * 1e3, 3),
             busy_ms=round(one.longest_busy_s * 1e3, 3),
+            evaluations=one.calls + one.local_calls,
         )
         for index, one in sorted(stats.items())
     ]
+
+
+def selected_rows(routing: RoutingStats, sites: Sequence[Site]) -> dict[str, str]:
+    """How often each expert was chosen lately, see `status.NodeStatus.selected`; nothing of a site without tokens."""
+    rows: dict[str, str] = {}
+    for site in sites:
+        weights = routing.weights(site.index)
+        most = float(weights.max(initial=0.0))
+        if most > 0 and len(rows) < MAX_ROWS:
+            digits = np.ceil(weights[:MAX_ROW] * (15 / most)).astype(np.uint8).clip(0, 15)
+            rows.setdefault(str(site.layer), _DIGITS[digits].tobytes().decode())
+    return rows
+
+
+def named(rows: Iterable[PeerStatus], names: Mapping[str, tuple[str, str]]) -> list[PeerStatus]:
+    """Rows of peers that are no workers of ours get the name and role that their record in the swarm has."""
+
+    def one(row: PeerStatus) -> PeerStatus:
+        if row.name or row.peer not in names:
+            return row
+        name, role = names[row.peer]
+        return msgspec.structs.replace(row, name=name, role=role if row.role == "peer" else row.role)
+
+    return [one(row) for row in rows]
 
 
 def transport_row(quic: DriverCounters, counters: ReachCounters) -> TransportStatus:

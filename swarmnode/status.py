@@ -8,7 +8,11 @@ import msgspec
 
 
 class PeerStatus(msgspec.Struct, frozen=True):
-    """One peer as this node sees it. `holdings` maps layer → expert ranges; rates are bytes per second."""
+    """One peer as this node sees it. `holdings` maps layer → expert ranges; rates are bytes per second.
+
+    `in_flight` counts this node's calls to it that are not answered yet; `waiting_rows` is what the worker said last of
+    its own queue (the founder alone is told).
+    """
 
     peer: str
     name: str
@@ -31,10 +35,15 @@ class PeerStatus(msgspec.Struct, frozen=True):
     latency_ms: float = 0.0
     bytes_out: int = 0
     bytes_back: int = 0
+    in_flight: int = 0
+    waiting_rows: int = 0
 
 
 class SiteStatus(msgspec.Struct, frozen=True):
-    """Dispatch counters of one MoE layer since the node started (or the generation, where a difference is shown)."""
+    """Dispatch counters of one MoE layer since the node started (or the generation, where a difference is shown).
+
+    `evaluations` counts the steps that passed it, those among them too that needed nobody else.
+    """
 
     layer: int
     round_trips: int
@@ -42,6 +51,7 @@ class SiteStatus(msgspec.Struct, frozen=True):
     bytes_back: int
     wait_ms: float
     busy_ms: float
+    evaluations: int = 0
 
 
 class GenerationStatus(msgspec.Struct, frozen=True):
@@ -115,12 +125,23 @@ class SwarmStatus(msgspec.Struct, frozen=True):
     plan: dict[str, Any] | None = None
 
 
+class EventStatus(msgspec.Struct, frozen=True):
+    """Something that has happened, as `up` prints it. Numbers grow by one; `at` is seconds since 1970."""
+
+    number: int
+    at: float
+    event: str
+    text: str
+
+
 class NodeStatus(msgspec.Struct, frozen=True):
     """One node. `memory` is the process's resident bytes; `holdings` maps layer → expert ranges.
 
     `relays` are those of the user that are connected, home first; `relay_problems` says of his others (by URL) why not.
     `swarm` is None for a node that is wired by hand. `quarantined`: workers whose answers were wrong, by peer, and why.
     `served_…` is what it has computed for others; of the engine's busy time `served_kernel_ms` is ggml's own.
+    `events` are the last ones, oldest first; tickets are not among them. `selected`, where routing is counted, maps
+    layer → one digit per expert, how often it was chosen lately: 0 never, f as often as the most chosen of its layer.
     """
 
     peer: str
@@ -145,3 +166,5 @@ class NodeStatus(msgspec.Struct, frozen=True):
     transport: TransportStatus = TransportStatus()
     swarm: SwarmStatus | None = None
     quarantined: dict[str, str] = {}
+    events: list[EventStatus] = []
+    selected: dict[str, str] = {}

@@ -11,7 +11,15 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -182,6 +190,7 @@ class ProgressBar:
             TextColumn("{task.description}"),
             BarColumn(),
             DownloadColumn(),
+            TransferSpeedColumn(),
             TimeRemainingColumn(),
             console=console,
             disable=not enabled or not console.is_terminal,

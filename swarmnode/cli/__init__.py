@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from swarmnode.cli import bench, demo, doctor, gate, generate, onboard, peers, ping, status, ticket, up
+from swarmnode.cli import bench, dashboard, demo, doctor, gate, generate, onboard, peers, ping, plan, status, ticket, up
 
 # Typer raises click's errors, from click itself or, in newer versions, from a copy it carries.
 _ClickException: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -30,9 +30,11 @@ app.command()(peers.peers)
 app.command()(ping.ping)
 app.command()(onboard.onboard)
 app.command()(gate.gate)
+app.command()(plan.plan)
 app.command()(generate.generate)
 app.command()(demo.demo)
 app.command()(doctor.doctor)
+app.command()(dashboard.dashboard)
 app.add_typer(ticket.app, name="ticket")
 app.add_typer(bench.app, name="bench")
 

@@ -129,7 +129,7 @@ class TestBadModels:
     def test_an_architecture_llama_cpp_does_not_know(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         file = tmp_path / "new.gguf"
         file.write_bytes(MODEL.read_bytes().replace(b"qwen2moe", b"qwen9moe"))
-        assert "unknown model architecture: 'qwen9moe'" in self.onboard(capsys, file)
+        assert "does not know the architecture 'qwen9moe'; update" in self.onboard(capsys, file)
         assert not file.with_suffix(".pack").exists()
 
     def test_a_missing_part_of_a_split_model(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
