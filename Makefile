@@ -32,10 +32,14 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Every version with its hashes; made for any platform from the bounds in pyproject.toml.
+# Every version with its hashes; made for any platform from the bounds in pyproject.toml. The images of deploy/ have the
+# same versions.
+COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+  --custom-compile-command "make lock" --quiet
 lock: $(STAMP)
-	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
-	  --custom-compile-command "make lock" --extra dev --quiet --output-file requirements.lock pyproject.toml
+	$(COMPILE) --extra dev --output-file requirements.lock pyproject.toml
+	$(COMPILE) -c requirements.lock --output-file deploy/relay/requirements.txt deploy/relay/requirements.in
+	$(COMPILE) -c requirements.lock --output-file deploy/node/requirements.txt pyproject.toml
 
 # The source distribution and the wheel, in dist/.
 dist: $(STAMP)
