@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from swarmnode.backbone.trace import accept_apart, trace_apart, trace_backbone, trace_model
+from swarmnode.backbone.trace import accept_apart, trace_apart, trace_backbone
 from swarmnode.compute.recipe import Site
 from swarmnode.errors import ManifestMismatch, ModelError, SourceChanged
 from swarmnode.model.atomic_file import write_atomically
@@ -45,8 +45,6 @@ from swarmnode.model.manifest import (
     save_manifest,
 )
 from swarmnode.model.stamps import Stamps
-
-__all__ = ["ModelPack", "Progress", "onboard", "trace_backbone", "trace_model"]
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 

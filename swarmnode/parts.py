@@ -20,12 +20,13 @@ from swarmnode.backbone.hook import EvalHook
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.backbone.session import MakeDrafter, Session
 from swarmnode.backbone.speculation import Speculator
+from swarmnode.backbone.trace import trace_model
 from swarmnode.bulk.fetcher import Fetcher
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.expert_bank import ExpertBank
 from swarmnode.compute.recipe import recipes_hash
 from swarmnode.config import NodeConfig, default_cache_dir
-from swarmnode.dispatch.call import CallPolicy
+from swarmnode.dispatch.call_actions import CallPolicy
 from swarmnode.dispatch.client import ExpertClient
 from swarmnode.dispatch.codec import WireName
 from swarmnode.dispatch.options import DispatchOptions
@@ -39,7 +40,7 @@ from swarmnode.model.manifest import corrupt_expert, told_address
 from swarmnode.model.recorded_digests import RecordedDigests
 from swarmnode.model.source_bank import SourceBank
 from swarmnode.model.store import SliceStore
-from swarmnode.onboard import ModelPack, onboard, trace_model
+from swarmnode.onboard import ModelPack, onboard
 
 if TYPE_CHECKING:
     from swarmnode.model.http_source import HttpSource

@@ -11,7 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import Mapping
 
-from transport.access import AccessControl
+from transport.access import GATE_FAILED, AccessControl
 from transport.config import TransportConfig
 from transport.connection import Connection, State
 from transport.connection_setup import ConnectionSetup
@@ -177,13 +177,17 @@ class Acceptor:
 
     def _let_in(self, connection: Connection, replaced: Connection | None) -> None:
         key = (connection.peer, connection.lane)
+        shown = self._access.credentials(connection.lane)  # first: where it fails, nothing has happened
+        if shown is None:
+            connection.end(CloseCode.NOT_ADMITTED, GATE_FAILED, NotAdmitted(f"refused here: {GATE_FAILED}"))
+            return
         restarted = self._table.retire_older_boot(connection, self._loop.time())
         if replaced is not None:
             reason = "the peer opened a new connection"
             replaced.end(CloseCode.REPLACED, reason, ConnectionReplaced(reason))
         self.deadlines.pop(connection).cancel()
         self._setup.adopt_route(connection, restarted=restarted)
-        connection.accept_proof(self._boot_id, self._access.credentials(connection.lane))
+        connection.accept_proof(self._boot_id, shown)
         self._table.register(connection)
         self._accepted.append(connection)
         wake(self._acceptors)

@@ -9,9 +9,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from transport.errors import LocalFault
 from transport.identity import PeerId
+from transport.proto.control_frames import MAX_CREDENTIALS
 
 Admit = Callable[[PeerId], bool]
+GATE_FAILED = "internal error at the gate"  # what a peer is told whom it would have had to judge, or to be shown to
 
 
 class Gate(Protocol):
@@ -43,11 +46,21 @@ class AccessControl:
         except Exception as error:
             context = {"message": f"the gate raised for peer {peer.short}; refused", "exception": error}
             self._loop.call_exception_handler(context)
-            return "internal error at the gate"
+            return GATE_FAILED
 
-    def credentials(self, lane: str) -> bytes:
-        """What to show on a connection for a lane."""
-        return self._gate.credentials(lane) if self._gate is not None else b""
+    def credentials(self, lane: str) -> bytes | None:
+        """What to show on a connection for a lane; None where the gate cannot say: the connection must end then."""
+        if self._gate is None:
+            return b""
+        try:
+            shown = self._gate.credentials(lane)
+            if len(shown) > MAX_CREDENTIALS:
+                raise LocalFault(f"credentials of {len(shown)} bytes, at most {MAX_CREDENTIALS} are allowed")
+            return shown
+        except Exception as error:
+            context = {"message": f"the gate raised for lane {lane}; refused", "exception": error}
+            self._loop.call_exception_handler(context)
+            return None
 
     def admits(self, peer: PeerId) -> bool:
         """Whether a peer's disco messages are answered; it is not yet said that it may connect."""

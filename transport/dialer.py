@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from transport.access import AccessControl
+from transport.access import GATE_FAILED, AccessControl
 from transport.connection import Connection
 from transport.connection_setup import ConnectionSetup
 from transport.connection_table import ConnectionTable
@@ -120,6 +120,9 @@ class Dialer:
             connection.end(CloseCode.DUPLICATE, "another attempt won", ConnectionClosed(0, "dial over"))
             return
         shown = self._access.credentials(connection.lane)
+        if shown is None:
+            connection.end(CloseCode.NOT_ADMITTED, GATE_FAILED, NotAdmitted(f"refused here: {GATE_FAILED}"))
+            return
         connection.prove(self._identity, self._boot_id, self._table.previous.get(key, 0), shown)
         dial.sent_proof(connection)
 

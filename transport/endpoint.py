@@ -95,7 +95,7 @@ class Endpoint:
         self.on_news: OnNews = nobody_listens  # what people may want to see; set it after `bind`
         self._boot_id = boot_id = os.urandom(BOOT_ID_BYTES)
         setup = ConnectionSetup(self, config, self._factory, self._driver, self._reach, self._table)
-        self._dialer = Dialer(identity, boot_id, setup, self._table, self._access, self._reach, self._dial_over)
+        self._dialer = Dialer(identity, boot_id, setup, self._table, self._access, self._reach, self._settle_parked)
         self._acceptor = Acceptor(self.peer_id, boot_id, config, setup, self._table, self._access, self._dialer.dials)
         self._ticker = self._loop.call_later(config.keep_alive / TICKS_PER_KEEP_ALIVE, self._tick)
 
@@ -265,7 +265,7 @@ class Endpoint:
         self._acceptor.forget(connection)
         self._dialer.attempt_ended(connection, error)
 
-    def _dial_over(self, key: Key) -> None:
+    def _settle_parked(self, key: Key) -> None:
         self._acceptor.settle_parked(key)
 
     def _incoming(self, original_cid: bytes, source: PathId, sender: PeerId | None) -> Link | None:

@@ -91,15 +91,10 @@ def _name(address: int) -> str:
     return name.decode("utf-8", "replace")
 
 
-class _Program:
-    """What to do at each node, as long as the graph may be any of `plans`; at node `ask` they part."""
+class _Work:
+    """What one plan wants done at each node."""
 
-    def __init__(self, plans: tuple[GraphPlan, ...], known: int) -> None:
-        """`known`: up to this node they are known to agree."""
-        plan = plans[0]
-        self.plans = plans
-        self.n_nodes = plan.n_nodes
-        self.names = [name.encode() for name in plan.names]
+    def __init__(self, plan: GraphPlan) -> None:
         self.actions = bytearray(plan.n_nodes)
         self.dispatch: dict[int, SitePlan] = {}
         self.inject: dict[int, list[SitePlan]] = {}
@@ -112,6 +107,28 @@ class _Program:
                 self.actions[index] |= _KEEP
             self.actions[site.dispatch_after] |= _STOP
             self.actions[site.inject_after] |= _STOP
+
+    def before(self, at: int) -> object:
+        """What is done below node `at`, to be compared."""
+        sent = {index: (s.site.index, s.x, s.ids, s.weights) for index, s in self.dispatch.items() if index < at}
+        written = {i: [(s.site.index, s.output) for s in sites] for i, sites in self.inject.items() if i < at}
+        return self.actions[:at], sent, written
+
+
+class _Program:
+    """What to do at each node, as long as the graph may be any of `plans`; at a node with _ASK they part.
+
+    Raises TraceError where they cannot be told apart, or want something else done before.
+    """
+
+    def __init__(self, plans: tuple[GraphPlan, ...], known: int) -> None:
+        """`known`: up to this node they are known to agree."""
+        plan = plans[0]
+        self.plans = plans
+        self.n_nodes = plan.n_nodes
+        self.names = [name.encode() for name in plan.names]
+        work = _Work(plan)
+        self.actions, self.dispatch, self.inject = work.actions, work.dispatch, work.inject
         self.branches: dict[tuple[str, str], _Program] = {}
         if len(plans) > 1:
             self._part(known)
@@ -121,6 +138,11 @@ class _Program:
         at = next((i for i in range(known, least) if len({_mark(plan, i) for plan in self.plans}) > 1), None)
         if at is None:
             raise TraceError("one of this model's graphs is the beginning of another; this is not supported")
+        if any(_Work(plan).before(at) != _Work(self.plans[0]).before(at) for plan in self.plans[1:]):
+            raise TraceError(
+                "this model's graphs use the experts in different ways before they can be told apart; "
+                "this is not supported"
+            )
         self.actions[at] |= _ASK
         for mark in {_mark(plan, at) for plan in self.plans}:
             self.branches[mark] = _Program(tuple(plan for plan in self.plans if _mark(plan, at) == mark), at + 1)

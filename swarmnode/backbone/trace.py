@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,14 +22,15 @@ import msgspec
 from swarmnode import errors
 from swarmnode.backbone.graph_trace import GraphPlan, plan_graph, with_others
 from swarmnode.backbone.hook import GraphRecorder
-from swarmnode.backbone.library import MAX_REASON
 from swarmnode.backbone.llama import Chunk, LlamaContext, LlamaModel
 from swarmnode.compute.recipe import Site
-from swarmnode.errors import BrokenModel, ComputeError, SwarmnodeError
+from swarmnode.errors import BrokenModel, ComputeError, SwarmnodeError, TraceError
+from swarmnode.process_end import TAIL, process_end
 
 HEARTBEAT_S = 0.1
 MOST_TOKENS = 8  # evaluated to find out how many graphs a model has; more where more states are kept
-_LOG_BYTES = 1 << 16
+PATIENCE_S = 600.0  # for a process that reads a graph, a second at most, on a machine with much else to do …
+LEAST_BYTES_S = 10e6  # … and reads its file from a disk that is as slow as this
 
 
 class _Task(msgspec.Struct, frozen=True):
@@ -70,7 +72,8 @@ def trace_model(model: LlamaModel, expert_ne: Mapping[str, tuple[int, ...]], *, 
         """With so many tokens of each sequence."""
         recorder = GraphRecorder()
         n_batch = max(most, n_seq)
-        context = LlamaContext(model, n_context=32, n_batch=n_batch, threads=1, callback=recorder, n_seq=n_seq)
+        n_context = max(32, most)
+        context = LlamaContext(model, n_context=n_context, n_batch=n_batch, threads=1, callback=recorder, n_seq=n_seq)
         token = min(1, model.n_vocab - 1)
         try:
             context.decode_chunks([Chunk([token] * n, 0, sequence, n) for sequence, n in enumerate(tokens)])
@@ -91,6 +94,10 @@ def trace_model(model: LlamaModel, expert_ne: Mapping[str, tuple[int, ...]], *, 
             if last.same_nodes(others[-1]):
                 break
             last = others[-1]
+        else:
+            raise TraceError(
+                f"this model's graph is another one for every number of tokens up to {most}; this is not supported"
+            )
     return with_others(plan, others)
 
 
@@ -105,7 +112,8 @@ def trace_apart(
     """The sites of a backbone file, found out in another process.
 
     `shown` names the model in errors. `heartbeat` is called several times a second; what it raises ends the work.
-    Raises what `trace_backbone` does, and BrokenModel where llama.cpp ended the process.
+    Raises what `trace_backbone` does, BrokenModel where llama.cpp ended the process, and ComputeError where the process
+    did not come to an end: it has PATIENCE_S and the time that a very slow disk takes.
     """
     task = _Task(str(backbone), {name: tuple(ne) for name, ne in expert_ne.items()}, gpu_layers)
     return _apart(task, shown, heartbeat).sites
@@ -114,7 +122,8 @@ def trace_apart(
 def accept_apart(shell: Path, *, shown: str, heartbeat: Callable[[], None] = lambda: None) -> None:
     """Whether llama.cpp takes a model of which there is only the shell, asked in another process.
 
-    Raises ModelError with llama.cpp's reason, UnknownArchitecture, BrokenModel where it ended the process.
+    Raises ModelError with llama.cpp's reason, UnknownArchitecture, BrokenModel where it ended the process, and
+    ComputeError as `trace_apart` does.
     """
     _apart(_Task(str(shell), None), shown, heartbeat)
 
@@ -122,7 +131,13 @@ def accept_apart(shell: Path, *, shown: str, heartbeat: Callable[[], None] = lam
 def _apart(task: _Task, shown: str, heartbeat: Callable[[], None]) -> _Answer:
     with tempfile.TemporaryDirectory(prefix="swarmnode-trace-") as name:
         folder = Path(name)
-        status = _run(folder, msgspec.json.encode(task), heartbeat)
+        patience_s = PATIENCE_S + _size(Path(task.model)) / LEAST_BYTES_S
+        status = _run(folder, msgspec.json.encode(task), heartbeat, patience_s)
+        if status is None:
+            raise ComputeError(
+                f"{shown}: llama.cpp was not through with this file after {patience_s:.0f} s; "
+                "try again when this machine and its disk have less to do"
+            )
         try:
             answer = msgspec.json.decode((folder / "answer.json").read_bytes(), type=_Answer)
         except (OSError, msgspec.DecodeError):
@@ -133,18 +148,29 @@ def _apart(task: _Task, shown: str, heartbeat: Callable[[], None]) -> _Answer:
     return answer
 
 
-def _run(folder: Path, task: bytes, heartbeat: Callable[[], None]) -> int:
-    """The exit status of the process that does the task and leaves answer.json and log in `folder`."""
+def _size(path: Path) -> int:
+    """What a file takes on its disk, in bytes."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_blocks * 512  # a shell is mostly holes
+    return 0
+
+
+def _run(folder: Path, task: bytes, heartbeat: Callable[[], None], patience_s: float) -> int | None:
+    """The exit status of the process that does the task and leaves answer.json and log in `folder`.
+
+    None where it was ended, not being through after so many seconds. It ends with this process, however this one ends.
+    """
     (folder / "task.json").write_bytes(task)
     # Without the variable ggml lets a debugger write a page about its own end.
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
     with (folder / "log").open("wb") as log:
         command = [sys.executable, "-m", "swarmnode.backbone.trace", str(folder)]
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
         )
+        until = time.monotonic() + patience_s
         try:
-            while True:
+            while time.monotonic() < until:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return child.wait(HEARTBEAT_S)
                 heartbeat()
@@ -152,21 +178,18 @@ def _run(folder: Path, task: bytes, heartbeat: Callable[[], None]) -> int:
             if child.poll() is None:
                 child.kill()
                 child.wait()
+            assert child.stdin is not None
+            child.stdin.close()
+    return None
 
 
 def _no_answer(shown: str, log: Path, status: int) -> SwarmnodeError:
     """The error for a process that ended without an answer: what it or the system says of that, in one line."""
     with log.open("rb") as file:
-        lines = file.read(_LOG_BYTES).decode("utf-8", "replace").splitlines()
-    said = next((line for line in lines if "GGML_ASSERT" in line), "")
-    said = said or next((line for line in reversed(lines) if line.strip()), "")
-    # ggml names its own source file with the path of the machine that compiled it.
-    said = "".join(c for c in said.rpartition("/")[2] if c.isprintable()).strip()[:MAX_REASON]
-    if not said:
-        said = f"exit status {status}"
-        with contextlib.suppress(ValueError):
-            said = signal.Signals(-status).name
-    if any(line.startswith("Traceback") for line in lines):  # not llama.cpp's doing
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+        end = process_end(status, file.read(TAIL))
+    said = end.said or end.how
+    if end.traceback:  # not llama.cpp's doing
         return ComputeError(f"{shown}: its graph could not be read ({said})")
     return BrokenModel(
         f"{shown}: llama.cpp ended its process over this file ({said}); "
@@ -193,8 +216,16 @@ def _serve(folder: Path) -> None:
     (folder / "answer.part").rename(folder / "answer.json")
 
 
+def _end_with_input() -> None:
+    """End this process, whatever it does, once whoever started it is gone."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(1)
+
+
 def main(arguments: Sequence[str]) -> None:
-    """`python -m swarmnode.backbone.trace FOLDER`."""
+    """`python -m swarmnode.backbone.trace FOLDER`, until the task is done or standard input ends."""
+    threading.Thread(target=_end_with_input, daemon=True).start()
     _serve(Path(arguments[0]))
 
 

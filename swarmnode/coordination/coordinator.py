@@ -28,9 +28,9 @@ Called by `swarmnode/coordination/lead.py`, which owns the clock and the connect
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median_low
 
 from swarmnode.coordination.second_chance import SecondChances
 from swarmnode.placement.planner import estimate, plan, replan
@@ -349,15 +349,16 @@ class Coordinator:
     def _note_shares(self, placement: Placement, now: float) -> None:
         """Whoever has less now because it is slow will not be believed at once when it seems to be fast again."""
         shown = {peer: worker.standing for peer, worker in self._workers.items() if worker.usable}
-        calls = {peer: self._call_s(standing, now) for peer, standing in shown.items()}
+        calls = {peer: self._call_s(standing, now) for peer, standing in shown.items() if standing.row_s}
+        ordered = sorted(calls.values())
         for peer in self._workers:
             if peer not in shown:
                 self._chances.gone(peer)
                 continue
             share = sum(mask.bit_count() for mask in placement.holdings.get(peer, {}).values())
-            others_s = median_low([call_s for other, call_s in calls.items() if other != peer] or [calls[peer]])
-            rtt_s, row_s = shown[peer].rtt_s, shown[peer].row_s
-            self._chances.planned(peer, share, calls[peer] if row_s else 0.0, others_s, (rtt_s, row_s), now)
+            call_s = calls.get(peer, 0.0)
+            others_s = _median_without(ordered, call_s)
+            self._chances.planned(peer, share, call_s, others_s, (shown[peer].rtt_s, shown[peer].row_s), now)
 
     def _go_on(self, now: float, outcomes: list[Outcome]) -> None:
         """The next step, and releases, once everybody has what the one before says."""
@@ -490,6 +491,17 @@ class Coordinator:
 
 def _differ(one: float, other: float) -> bool:
     return max(one, other) > min(one, other) * SPEED_FACTOR + SPEED_LEAST_S
+
+
+def _median_without(ordered: Sequence[float], one: float) -> float:
+    """The (lower) median of what is left without `one`, where it is there; `one` itself where nothing is left."""
+    at = bisect_left(ordered, one)
+    is_there = at < len(ordered) and ordered[at] == one
+    left = len(ordered) - is_there
+    if not left:
+        return one
+    middle = (left - 1) // 2
+    return ordered[middle + (is_there and at <= middle)]
 
 
 def _lowest(mask: int, count: int) -> int:

@@ -26,7 +26,7 @@ MAX_PEERS = 4096
 @dataclass(slots=True)
 class _Peer:
     share: int = 0  # experts, the most since it is used
-    call_s: float = 0.0  # what a call took when it was given those; 0: not known then
+    call_s: float = 0.0  # what a call took when it was given those, or the last time that this was known; 0: never
     since: float = 0.0
     wait_s: float = 0.0  # the last one
     until: float = 0.0
@@ -52,8 +52,8 @@ class SecondChances:
     ) -> None:
         """Hear that a new plan gives a worker `share` experts.
 
-        `call_s` is what a call takes, 0 where not all of it is known, `others_s` the same for most others; `speed` is
-        its (rtt_s, row_s) as it shows them.
+        `call_s` is what a call takes, 0 where not all of it is known: then nothing is learnt of its speed. `others_s`
+        is the same for most others; `speed` is its (rtt_s, row_s) as it shows them.
         """
         known = self._peers.get(peer)
         if known is None:
@@ -65,7 +65,7 @@ class SecondChances:
             return
         if share >= SHARE * known.share:
             known.share = max(share, known.share)
-            known.call_s = min(call_s, known.call_s) if known.call_s else call_s
+            known.call_s = min(call_s or known.call_s, known.call_s or call_s)
             return
         if known.call_s and self._slower(known.call_s, call_s) and self._slower(others_s, call_s):
             if not known.wait_s or now - known.since >= max(GOOD_S, known.wait_s):
@@ -73,7 +73,7 @@ class SecondChances:
             else:
                 known.wait_s = min(MAX_WAIT_S, max(WAIT_S, 2 * known.wait_s))
             known.until, known.slow = now + known.wait_s, speed
-        known.share, known.call_s, known.since = share, call_s, now
+        known.share, known.call_s, known.since = share, call_s or known.call_s, now
 
     def gone(self, peer: str) -> None:
         """A worker has nothing any more, for a reason that is not its speed."""

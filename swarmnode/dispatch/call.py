@@ -59,9 +59,6 @@ from swarmnode.dispatch.pipeline import Pipelines
 from swarmnode.dispatch.replicas import LOCAL, Candidate, Plan
 from swarmnode.errors import CallFailed, DispatchError, NobodyHolds
 
-# What a call is made of, for its owners.
-__all__ = ["Action", "Call", "CallPolicy", "Cancel", "Fail", "Finish", "Late", "RunLocal", "Send", "Swarm"]
-
 _NOBODY = Candidate(-2, "this swarm", 0)
 
 

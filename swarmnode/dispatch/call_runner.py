@@ -18,7 +18,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from swarmnode.dispatch.call import Action, Call, Cancel, Fail, Finish, Late, RunLocal, Send
+from swarmnode.dispatch.call import Call
+from swarmnode.dispatch.call_actions import Action, Cancel, Fail, Finish, Late, RunLocal, Send
 from swarmnode.dispatch.checks import Checks, Verdict
 from swarmnode.dispatch.codec import F32
 from swarmnode.dispatch.frames import Answer

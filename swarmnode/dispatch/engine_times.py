@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean, median
 
+from swarmnode.dispatch.health import DECODE_PAIRS
+
 RECENT = 4  # calls: one that met cold slices keeps its kind off the loop for as many, and a first one proves nothing
 WINDOW = 32  # calls of a site that its seconds per row rest on: a second of decoding
 TEST_GAIN = 1.25  # an idle worker's test counts where it shows so many times the speed: a resting processor is slower
-DECODE_PAIRS = 64  # calls up to this size are what a step of generation asks; a prompt's batch is cheaper by the row
 
 
 class EngineTimes:
@@ -27,6 +28,7 @@ class EngineTimes:
     def add(self, site: int, n_pairs: int, seconds: float) -> None:
         """Note a call that the engine has computed."""
         self._recent.setdefault((site, n_pairs.bit_length()), deque(maxlen=RECENT)).append(seconds)
+        # A step of generation asks small ones; a prompt's batch is cheaper by the row.
         rows = self._rows.setdefault((site, n_pairs <= DECODE_PAIRS), deque(maxlen=WINDOW))
         rows.append(seconds / max(1, n_pairs))
 

@@ -17,14 +17,14 @@ from statistics import median
 
 import numpy as np
 
-from swarmnode.compute.engine_api import Engine, F32Array
+from swarmnode.compute.engine_api import Engine
 from swarmnode.compute.recipe import Site
 from swarmnode.dispatch.engine_times import WINDOW
 from swarmnode.dispatch.hello import experts_of
 
 EVERY_S = 15.0
 FEW_CALLS = WINDOW  # in EVERY_S: what calls have shown is older than that then
-LIMIT_S = 0.02  # of computing per shape of site: a call that comes meanwhile waits so long, or for one row
+LIMIT_S = 0.02  # of computing per shape of site: a call that comes meanwhile waits so long, and for one cold row
 MAX_CALLS = 8
 
 Chosen = Mapping[int, Sequence[int]]  # site -> experts
@@ -66,31 +66,32 @@ class IdleTest:
         return chosen
 
 
-def seconds_per_row(
-    engine: Engine, chosen: Chosen, sites: Mapping[int, Site], clock: Callable[[], float]
-) -> dict[int, float]:
-    """Return site -> seconds of the engine per row in calls of one token with these experts.
+def seconds_per_row(engine: Engine, site: Site, experts: Sequence[int], clock: Callable[[], float]) -> float:
+    """Return seconds of the engine per row in calls of one token with these experts of a site.
 
-    Raises what `Engine.raw_rows` does. A first call of one row brings the slices in and is not counted.
+    Raises what `Engine.raw_rows` does. The first row of each expert brings its slice in, perhaps from a disk, and is
+    not counted: they come one by one, and none begins after LIMIT_S. What is left of that is for calls with all of
+    them; where nothing is, the second row of the first expert, which is computed in any case, is the result.
     """
-    result = {}
-    for site, experts in chosen.items():
-        x = np.linspace(-1.0, 1.0, sites[site].d_in, dtype=np.float32)[None, :]
+    x = np.linspace(-1.0, 1.0, site.d_in, dtype=np.float32)[None, :]
 
-        def call(n: int, site: int = site, x: F32Array = x, experts: Sequence[int] = experts) -> float:
-            began = clock()
-            engine.raw_rows(site, x, np.zeros(n, np.int32), np.array(experts[:n], np.int32))
-            return clock() - began
+    def call(*chosen: int) -> float:
+        before = clock()
+        engine.raw_rows(site.index, x, np.zeros(len(chosen), np.int32), np.array(chosen, np.int32))
+        return clock() - before
 
-        began = clock()
-        call(1)
-        single = call(1)
-        if single * len(experts) > LIMIT_S:  # more rows would take too long
-            result[site] = single
-            continue
-        call(len(experts))
-        took = [call(len(experts))]
-        while len(took) < MAX_CALLS and clock() - began < LIMIT_S:
-            took.append(call(len(experts)))
-        result[site] = median(took) / len(experts)
-    return result
+    began = clock()
+    call(experts[0])
+    single = call(experts[0])
+
+    def is_time_for(n_rows: int) -> bool:
+        return clock() - began + n_rows * single <= LIMIT_S
+
+    for expert in experts[1:]:
+        if not is_time_for(1):
+            return single
+        call(expert)
+    took: list[float] = []
+    while len(took) <= MAX_CALLS and is_time_for(len(experts)):
+        took.append(call(*experts))
+    return median(took[1:]) / len(experts) if len(took) > 1 else single  # the first of a size makes its graph

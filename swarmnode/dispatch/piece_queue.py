@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from swarmnode.compute.recipe import Site
-from swarmnode.dispatch.call import Send
+from swarmnode.dispatch.call_actions import Send
 from swarmnode.dispatch.codec import rows_size
 from swarmnode.dispatch.cutting import Shared
 from swarmnode.dispatch.frames import ANSWER_SIZE, Answer

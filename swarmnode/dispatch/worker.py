@@ -19,7 +19,7 @@ import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarmnode.compute.engine_api import Engine, Stack
@@ -101,9 +101,10 @@ class ExpertWorker:
         self._changes = Changes(self, engine, self._thread, self._sites)
         self._served = self._changes.served
         self._announced = self._served.announced()
-        self._running = 0  # calls given to the engine
+        self._running = 0  # calls and tests given to the engine
         self._times = EngineTimes()
         self._idle_test = IdleTest()
+        self._tests: list[tuple[int, Sequence[int]]] = []  # (site, experts) still to be tested
         self._sessions: set[Session] = set()
         self._leaving = False  # GOODBYE was said
         self._closing = False  # no call is taken any more
@@ -192,11 +193,8 @@ class ExpertWorker:
             return
         if not self._idle_test.due(time.monotonic(), self._totals.calls):
             return
-        chosen = self._idle_test.choose(self._alike, self._sites, self._served.taken)
-        if chosen:
-            self._running += 1
-            test = functools.partial(seconds_per_row, self._engine, chosen, self._sites, time.monotonic)
-            self._thread.run_action(test, self._tested)
+        self._tests = list(self._idle_test.choose(self._alike, self._sites, self._served.taken).items())
+        self._test_next()
 
     async def leave(self, why: str = "leaving", *, grace_s: float = LEAVE_GRACE_S) -> None:
         """Say goodbye, so that clients ask others from now on, and serve what they have asked; `close` comes after.
@@ -304,14 +302,25 @@ class ExpertWorker:
         self._settle(ticket, result)
         self.pump()
 
-    def _tested(self, row_s: object, raised: BaseException | None) -> None:
-        """Take what a test of the engine has shown."""
+    def _test_next(self) -> None:
+        """Give the engine one site to test: a call that comes meanwhile waits for no other."""
+        if self._tests:
+            site, experts = self._tests.pop()
+            self._running += 1
+            test = functools.partial(seconds_per_row, self._engine, self._sites[site], experts, time.monotonic)
+            self._thread.run_action(test, functools.partial(self._tested, site))
+
+    def _tested(self, site: int, row_s: object, raised: BaseException | None) -> None:
+        """Take what a test of the engine has shown; make the next one unless there is something else to do by now."""
         self._running -= 1
-        if isinstance(row_s, dict):
-            self._times.tested(self._alike, row_s)
+        if isinstance(row_s, float):
+            self._times.tested(self._alike, {site: row_s})
         else:  # an expert may have been let go just before
             log.info("idle_test_failed", exc_info=raised)
         self.pump()
+        if self._closing or self._admission.calls or self._changes.busy:
+            self._tests.clear()
+        self._test_next()
 
     def _settle(self, ticket: Ticket[Job], result: Result) -> None:
         self._running -= 1

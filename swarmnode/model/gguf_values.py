@@ -15,7 +15,7 @@ import numpy.typing as npt
 from swarmnode.compute.ggml_types import BLOCK_TYPES
 from swarmnode.errors import BrokenModel
 
-# Byte offsets of a block's half floats. IQ1_M spreads its one over bits, NVFP4 has none.
+# Byte offsets of a block's half floats. IQ1_M spreads its one over bits, NVFP4 has none that can be NaN or infinite.
 _HALVES: dict[str, tuple[int, ...]] = {
     "F16": (0,), "Q1_0": (0,), "Q2_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,),
@@ -23,6 +23,7 @@ _HALVES: dict[str, tuple[int, ...]] = {
     "IQ4_XS": (0,),
 }  # fmt: skip
 _MXFP4_NAN = 0xFF  # an E8M0 scale
+_IQ1_M_SCALES = slice(48, 56)  # four words; the upper four bits of each are a quarter of the half float, lowest first
 
 
 def first_not_finite(ggml_type: int, data: npt.NDArray[np.uint8]) -> int | None:
@@ -36,6 +37,9 @@ def first_not_finite(ggml_type: int, data: npt.NDArray[np.uint8]) -> int | None:
             bad = _has_exponent(blocks.view("<u2"), 0x7F80)
         case "MXFP4":
             bad = blocks[:, :1] == _MXFP4_NAN
+        case "IQ1_M":
+            quarters = np.ascontiguousarray(blocks[:, _IQ1_M_SCALES]).view("<u2") & np.uint16(0xF000)
+            bad = _has_exponent(quarters[:, 2:3] >> np.uint16(4) | quarters[:, 3:4], 0x7C00)
         case name:
             bad = np.zeros((len(blocks), 1), np.bool_)
             for at in _HALVES.get(name, ()):

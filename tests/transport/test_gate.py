@@ -7,9 +7,11 @@ import asyncio
 import pytest
 
 from transport.config import TransportConfig
+from transport.connection import Connection
 from transport.endpoint import Endpoint
-from transport.errors import NotAdmitted, Refused
+from transport.errors import NotAdmitted, Refused, TransportError
 from transport.identity import Identity, PeerId
+from transport.proto.control_frames import MAX_CREDENTIALS
 
 HOST = "127.0.0.1"
 
@@ -99,3 +101,63 @@ async def test_a_gate_that_fails_lets_nobody_in() -> None:
         with pytest.raises(Refused, match="internal error at the gate"):
             await one.dial(other.peer_id, [other.address])
     assert [str(problem) for problem in problems] == ["broken"]
+
+
+class Speechless(Card):
+    """One that cannot say what it shows, or says too much."""
+
+    is_broken, is_long = True, False
+
+    def credentials(self, lane: str) -> bytes:
+        if self.is_long:
+            return bytes(MAX_CREDENTIALS + 1)
+        if self.is_broken:
+            raise RuntimeError("broken")
+        return super().credentials(lane)
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+@pytest.mark.parametrize("is_dialler", [False, True])
+async def test_a_gate_that_cannot_show_anything_is_refused_at_once(is_dialler: bool, is_long: bool) -> None:
+    problems: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context["message"]))
+    broken = Speechless(b"x", b"x")
+    broken.is_long = is_long
+    async with (
+        asyncio.timeout(10),
+        await Endpoint.bind(
+            Identity.generate(), listen=(HOST, 0), gate=broken if is_dialler else Card(b"x", b"x")
+        ) as one,
+        await Endpoint.bind(
+            Identity.generate(), listen=(HOST, 0), gate=Card(b"x", b"x") if is_dialler else broken
+        ) as other,
+    ):
+        with pytest.raises(TransportError, match="internal error at the gate"):
+            await one.dial(other.peer_id, [other.address], timeout=5)
+        assert one.connections() == other.connections() == []
+        assert is_dialler or not other._acceptor.deadlines
+        broken.is_broken = broken.is_long = False
+        await one.dial(other.peer_id, [other.address])
+    assert problems == ["the gate raised for lane dispatch; refused"]
+
+
+async def test_a_gate_that_fails_ends_no_connection_that_there_is() -> None:
+    """The same node dials anew, as after a restart that was not noticed here."""
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    identity, gate = Identity.generate(), Speechless(b"x", b"x")
+    gate.is_broken = False
+    async with (
+        asyncio.timeout(20),
+        await Endpoint.bind(Identity.generate(), listen=(HOST, 0), gate=gate) as other,
+        await Endpoint.bind(identity, listen=(HOST, 0), gate=Card(b"x", b"x")) as before,
+        await Endpoint.bind(identity, listen=(HOST, 0), gate=Card(b"x", b"x")) as after,
+    ):
+        await before.dial(other.peer_id, [other.address])
+        accepted: Connection = await other.accept()
+        gate.is_broken = True
+        with pytest.raises(Refused, match="internal error at the gate"):
+            await after.dial(other.peer_id, [other.address])
+        assert other.connections() == [accepted]
+        gate.is_broken = False
+        await after.dial(other.peer_id, [other.address])
+        assert accepted not in other.connections()

@@ -14,8 +14,9 @@ from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.backbone.sampling import SamplerChain
 from swarmnode.backbone.session import GenerateRequest, GenerateResult, Session, TokenEvent
 from swarmnode.backbone.speculation import Drafter
+from swarmnode.backbone.trace import trace_model
 from swarmnode.compute.engine import ExpertEngine
-from swarmnode.onboard import ModelPack, trace_model
+from swarmnode.onboard import ModelPack
 
 
 @dataclass

@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from swarmnode.backbone.graph_trace import GraphPlan, with_others
+from swarmnode.backbone.graph_trace import GraphPlan, SitePlan, with_others
 from swarmnode.backbone.hook import EvalHook, read_ids, read_rows, write_rows
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.backbone.session import Session
+from swarmnode.backbone.trace import trace_model
 from swarmnode.compute import ggml, ggml_enums
 from swarmnode.compute.device import choose_device
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.errors import TraceError
 from swarmnode.model.slicing import aligned_empty
-from swarmnode.onboard import ModelPack, trace_model
+from swarmnode.onboard import ModelPack
 
 from .helpers import InProcessExperts
 
@@ -124,6 +125,36 @@ def test_graphs_that_cannot_be_told_apart_are_refused(
     shorter = GraphPlan(9, (), frozenset(), plan.names[:9], plan.ops[:9])
     with pytest.raises(TraceError, match="the beginning of another"):
         EvalHook(dataclasses.replace(plan, others=(shorter,)), InProcessExperts(demo_engine))
+
+
+def parting_after(plan: GraphPlan, at: int, second: SitePlan) -> GraphPlan:
+    """The plan of a graph that is the same up to `at`, where something else is to be done for the second site."""
+    return renamed(dataclasses.replace(plan, sites=(plan.sites[0], second, *plan.sites[2:])), at, "other")
+
+
+def test_graphs_that_ask_for_something_else_before_they_can_be_told_apart_are_refused(
+    model: LlamaModel, demo_pack: ModelPack, demo_engine: ExpertEngine
+) -> None:
+    plan = trace_model(model, {t.name: t.ne for t in demo_pack.manifest.tensors})
+    site, experts = plan.sites[1], InProcessExperts(demo_engine)
+    parting = site.inject_after + 1
+    for changed in (
+        dataclasses.replace(site, inject_after=site.inject_after - 1),  # one would never be written, or twice
+        dataclasses.replace(site, inject_after=parting + 1),
+        dataclasses.replace(site, dispatch_after=site.dispatch_after + 1),
+        dataclasses.replace(site, x=site.x - 1),
+        dataclasses.replace(site, output=site.output + 1),
+    ):
+        other = parting_after(plan, parting, changed)
+        for both in ((plan, other), (other, plan)):
+            with pytest.raises(TraceError, match="before they can be told apart"):
+                EvalHook(dataclasses.replace(both[0], others=both[1:]), experts)
+    skips = renamed(dataclasses.replace(plan, skip=plan.skip - {min(plan.skip)}), parting, "other")
+    with pytest.raises(TraceError, match="before they can be told apart"):
+        EvalHook(dataclasses.replace(plan, others=(skips,)), experts)
+    # They part where the first one asks.
+    later = parting_after(plan, site.inject_after, dataclasses.replace(site, inject_after=parting))
+    EvalHook(dataclasses.replace(plan, others=(later,)), experts)
 
 
 def test_strided_ids_are_read_as_rows() -> None:

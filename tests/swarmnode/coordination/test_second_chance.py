@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from swarmnode.coordination.coordinator import QUICK_REVIEW_S, REVIEW_S, SPEED_S
+from swarmnode.coordination.coordinator import QUICK_REVIEW_S, REVIEW_S, SPEED_S, Coordinator, Standing
 from swarmnode.coordination.second_chance import FIRST_S, GOOD_S, MAX_WAIT_S, WAIT_S, SecondChances
-from tests.swarmnode.coordination.test_coordinator import EXPERTS, SITES, SIZE
+from tests.swarmnode.coordination.test_coordinator import EXPERTS, SITES, SIZE, request
 from tests.swarmnode.coordination.test_slow_members import Slowing
 
 GOOD, SLOW = (0.01, 0.001), (0.01, 0.01)
@@ -60,6 +60,40 @@ def test_who_is_left_out_for_another_reason_is_believed() -> None:
     one.planned("d", 20, 0.014, 0.014, GOOD, 0.0)
     one.planned("d", 0, 0.05, 0.04, SLOW, 10.0)  # all are slow now: one machine has much to do
     assert one.believed("d", *GOOD, 10.0) == GOOD
+
+
+@pytest.mark.parametrize("share", [20, 5])
+def test_a_plan_that_knows_no_speed_takes_nothing_back(share: int) -> None:
+    one = chances()
+    one.planned("a", 20, 0.014, 0.014, GOOD, 0.0)
+    one.planned("a", share, 0.0, 0.014, (0.01, 0.0), 5.0)  # it started anew and has not computed yet
+    one.planned("a", 0, 0.05, 0.014, SLOW, 10.0)
+    assert one.believed("a", *GOOD, 10.0) == SLOW
+
+
+def test_whose_computing_is_not_known_is_nobody_to_compare_with() -> None:
+    coordinator, heard = Coordinator(request()), dict[str, tuple[float, float]]()
+    coordinator._chances.planned = lambda peer, share, call_s, others_s, speed, now: heard.update(  # type: ignore[method-assign]
+        {peer: (call_s, others_s)}
+    )
+    row_s = {"a": 0.01, "b": 0.02, "c": 0.03, "d": 0.0, "e": 0.0, "f": 0.0}
+    for peer, seconds in row_s.items():
+        coordinator.report(Standing(peer, 100 * SIZE, {}, row_s=seconds, rtt_s=0.001), 0.0)
+    coordinator.step(REVIEW_S)
+    calls = {peer: 0.001 + 4 * seconds if seconds else 0.0 for peer, seconds in row_s.items()}
+    assert {peer: call_s for peer, (call_s, _) in heard.items()} == pytest.approx(calls)
+    others = {"a": "b", "b": "a", "c": "a", "d": "b", "e": "b", "f": "b"}  # the median, the lower one of two
+    assert {peer: others_s for peer, (_, others_s) in heard.items()} == pytest.approx(
+        {peer: calls[other] for peer, other in others.items()}
+    )
+
+
+def test_who_is_alone_is_compared_with_itself() -> None:
+    for row_s in (0.0, 0.01):
+        coordinator = Coordinator(request())
+        coordinator.report(Standing("a", 100 * SIZE, {}, row_s=row_s, rtt_s=0.001), 0.0)
+        coordinator.step(REVIEW_S)
+        assert coordinator.placement is not None
 
 
 def test_a_smaller_share_is_left_out_too_and_worse_figures_count_at_once() -> None:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnode.dispatch.call import Action, Call, CallPolicy, Cancel, Fail, Finish, Late, RunLocal, Send
+from swarmnode.dispatch.call import Call
+from swarmnode.dispatch.call_actions import Action, CallPolicy, Cancel, Fail, Finish, Late, RunLocal, Send
 from swarmnode.dispatch.cutting import Shared
 from swarmnode.dispatch.hello import mask_of
 from swarmnode.dispatch.pieces import equal_cut

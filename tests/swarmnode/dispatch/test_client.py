@@ -14,7 +14,7 @@ from swarmnode.backbone.graph_trace import GraphPlan, SitePlan
 from swarmnode.compute import ggml
 from swarmnode.compute.null_engine import NullEngine
 from swarmnode.dispatch.admission import AdmissionLimits
-from swarmnode.dispatch.call import CallPolicy
+from swarmnode.dispatch.call_actions import CallPolicy
 from swarmnode.dispatch.codec import F32, WireName
 from swarmnode.dispatch.frames import Answer, CallFrame, HoldingsUpdate, Refuse, RefuseCode, SiteHoldings
 from swarmnode.dispatch.options import DispatchOptions, WorkerOptions

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from swarmnode.dispatch.engine_times import DECODE_PAIRS, RECENT, WINDOW, EngineTimes
+from swarmnode.dispatch.engine_times import RECENT, WINDOW, EngineTimes
+from swarmnode.dispatch.health import DECODE_PAIRS
 
 
 def test_the_longest_of_the_last_calls_counts_once_there_are_enough() -> None:

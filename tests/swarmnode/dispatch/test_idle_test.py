@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import threading
 
 import pytest
 
@@ -57,28 +59,40 @@ class Clocked(NullEngine):
         return super().raw_rows(site, x, rows, experts)
 
 
+@pytest.mark.parametrize("experts", [(1, 2, 3, 4), (5,)])
 @pytest.mark.parametrize("row_s", [1e-5, 1e-3, LIMIT_S / 3, 1.0])
-def test_a_test_says_what_a_row_takes_and_takes_no_longer_than_it_may(row_s: float) -> None:
+def test_a_test_says_what_a_row_takes_and_takes_no_longer_than_it_may(row_s: float, experts: tuple[int, ...]) -> None:
     engine = Clocked(row_s)
-    found = seconds_per_row(engine, {0: (1, 2, 3, 4), 2: (5,)}, BY_INDEX, lambda: engine.now)
-    assert found == pytest.approx({0: row_s, 2: row_s})
-    assert engine.now <= 2 * (LIMIT_S + 2 * 4 * min(row_s, LIMIT_S)) + 6 * row_s
-    assert len(engine.sizes) <= 2 * (3 + MAX_CALLS)
+    assert seconds_per_row(engine, BY_INDEX[0], experts, lambda: engine.now) == pytest.approx(row_s)
+    assert engine.now <= max(LIMIT_S, 2 * row_s) + 1e-9
+    assert len(engine.sizes) <= len(experts) + 2 + MAX_CALLS
 
 
-def test_the_first_call_is_not_counted() -> None:
-    class Cold(Clocked):
-        def raw_rows(self, site: int, x: F32Array, rows: I32Array, experts: I32Array) -> F32Array:
-            self.now += 0.5 if not self.sizes else 0.0
-            return super().raw_rows(site, x, rows, experts)
+class Cold(Clocked):
+    """Whatever expert was not computed before is on a disk."""
 
-    engine = Cold(1e-4)
-    assert seconds_per_row(engine, {1: (7, 8)}, BY_INDEX, lambda: engine.now) == pytest.approx({1: 1e-4})
+    def __init__(self, row_s: float, touch_s: float) -> None:
+        super().__init__(row_s)
+        self.touch_s, self.touched = touch_s, set[int]()
+
+    def raw_rows(self, site: int, x: F32Array, rows: I32Array, experts: I32Array) -> F32Array:
+        cold = set(experts.tolist()) - self.touched
+        self.now += self.touch_s * len(cold)
+        self.touched |= cold
+        return super().raw_rows(site, x, rows, experts)
+
+
+@pytest.mark.parametrize("touch_s", [1e-3, LIMIT_S / 3, 0.9 * LIMIT_S, 0.5])
+def test_a_first_touch_is_not_counted_and_no_more_are_made_than_there_is_time_for(touch_s: float) -> None:
+    engine = Cold(1e-4, touch_s)
+    assert seconds_per_row(engine, BY_INDEX[1], (7, 8, 9, 10), lambda: engine.now) == pytest.approx(1e-4)
+    assert engine.now <= LIMIT_S + touch_s
+    assert touch_s < LIMIT_S or engine.touched == {7}
 
 
 def test_what_is_not_held_is_the_engines_to_say() -> None:
     with pytest.raises(NobodyHolds):
-        seconds_per_row(NullEngine(SITES, {0: (1,)}), {0: (2, 3)}, BY_INDEX, itertools.count().__next__)
+        seconds_per_row(NullEngine(SITES, {0: (1,)}), BY_INDEX[0], (2, 3), itertools.count().__next__)
 
 
 def test_a_faster_test_is_newer_than_all_that_calls_have_shown() -> None:
@@ -119,6 +133,29 @@ async def test_a_worker_that_was_slow_says_so_no_longer_when_it_is_not(monkeypat
         calls = worker.stats().calls
         await s.check(seed=1)  # and serves on
         assert worker.stats().calls == calls + 1
+
+
+async def test_a_call_that_comes_meanwhile_waits_for_one_shape_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle_test, "EVERY_S", 0.0)
+    asked, go_on, sites = threading.Event(), threading.Event(), list[int]()
+
+    class Waits(NullEngine):
+        def raw_rows(self, site: int, x: F32Array, rows: I32Array, experts: I32Array) -> F32Array:
+            sites.append(site)
+            asked.set()
+            assert go_on.wait(30)
+            return super().raw_rows(site, x, rows, experts)
+
+    async with swarm(local=None) as s:
+        worker = (await s.add(ALL, engine=Waits(SITES, ALL))).real
+        worker.test_speed()
+        await asyncio.to_thread(asked.wait, 30)
+        call = asyncio.create_task(s.check(site=sites[0]))
+        await eventually(lambda: worker.stats().in_flight > 0)
+        go_on.set()
+        await call
+        await eventually(lambda: worker.stats().calls == 1)
+    assert len(set(sites)) == 1
 
 
 async def test_a_test_that_fails_or_comes_at_the_end_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

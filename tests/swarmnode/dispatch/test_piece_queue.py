@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swarmnode.dispatch.call import CallPolicy, Send
+from swarmnode.dispatch.call_actions import CallPolicy, Send
 from swarmnode.dispatch.codec import WireType
 from swarmnode.dispatch.frames import Answer
 from swarmnode.dispatch.health import Latency

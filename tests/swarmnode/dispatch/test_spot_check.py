@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from swarmnode.backbone.hook import EvalHook
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.backbone.session import GenerateRequest, Session
+from swarmnode.backbone.trace import trace_model
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.demo import PROMPT
 from swarmnode.dispatch.codec import F32, WireType, decode_rows, encode_rows
 from swarmnode.dispatch.request import I32, Request, make_request
 from swarmnode.dispatch.spot_check import MAX_CHECKED, CheckPolicy, SpotChecks, agrees
 from swarmnode.errors import UsageError
-from swarmnode.onboard import ModelPack, trace_model
+from swarmnode.onboard import ModelPack
 
 
 def rows_of(n: int, d: int, seed: int = 0) -> F32:

@@ -26,7 +26,7 @@ def ggml_says(ggml_type: int, data: bytes) -> bool:
     return bool(base.ggml_validate_row_data(ggml_type, data, len(data)))
 
 
-# Those that hold no expert's weights, and IQ1_M, which spreads its scale over bits.
+# Those that hold no expert's weights, and IQ1_M, which spreads its scale over bits: see the next test.
 OTHERS = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K", "IQ1_M")
 
 
@@ -48,6 +48,19 @@ def test_every_type_as_ggml_judges_it(name: str, capfd: pytest.CaptureFixture[st
             assert where in (None, 4, 5)
             found += where is not None
     assert found or name == "NVFP4"
+    capfd.readouterr()
+
+
+def test_a_scale_that_is_spread_over_bits_as_ggml_judges_it(capfd: pytest.CaptureFixture[str]) -> None:
+    kind = TYPE_BY_NAME["IQ1_M"]
+    rng = np.random.default_rng(3)
+    blocks = rng.integers(0, 256, (2000, kind.bytes), np.uint8)
+    blocks[:, 53::2] |= rng.choice(np.array([0, 0xC0, 0xF0], np.uint8), (2000, 2))  # or few are infinite
+    verdicts = [first_not_finite(kind.id, block) is None for block in blocks]
+    assert verdicts == [ggml_says(kind.id, block.tobytes()) for block in blocks]
+    assert 100 < sum(verdicts) < 1900
+    fine, bad = blocks[verdicts.index(True)], blocks[verdicts.index(False)]
+    assert first_not_finite(kind.id, np.concatenate([fine, fine, bad, fine, bad])) == 2
     capfd.readouterr()
 
 
