@@ -28,9 +28,9 @@ LOWEST_SHARE = 0.001  # of all rows: the quantile that a good codec is told from
 class LogitComparison:
     """Agreement with the exact logits over `positions`; `confident` of them have a margin above CLEAR_MARGIN.
 
-    `argmax` and `argmax_confident` are shares (1.0 is all); `kl` is KL(exact ‖ other) and `dnll` the change of the mean
-    negative log-likelihood of the text, both in nats per position. `broken` positions had NaN or infinity instead of
-    logits: they agree in nothing, and are left out of `kl` and `dnll`.
+    `argmax` and `argmax_confident` are shares (1.0 is all, of none it is 0.0); `kl` is KL(exact ‖ other) and `dnll` the
+    change of the mean negative log-likelihood of the text, both in nats per position. `broken` positions had NaN or
+    infinity instead of logits: they agree in nothing, and are left out of `kl` and `dnll`.
     """
 
     positions: int
@@ -144,7 +144,7 @@ class LogitSums:
             positions=self._positions,
             confident=self._confident,
             argmax=self._agree / max(1, self._positions),
-            argmax_confident=self._agree_confident / self._confident if self._confident else 1.0,
+            argmax_confident=self._agree_confident / max(1, self._confident),
             kl=self._kl / compared,
             dnll=self._dnll / compared,
             broken=self._broken,

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.architectures.tiny_model import ARCHITECTURES
+from swarmnode.sizing.devices import GIB, parse_devices
 from swarmnode.sizing.needs import memory_of
-from swarmnode.sizing.plan import GIB, make_plan, parse_devices, recommended
+from swarmnode.sizing.plan import make_plan, recommended
 from swarmnode.sizing.shapes import MODELS, needs_of_shape
 
 Row = dict[str, Any]  # of the gate's JSON

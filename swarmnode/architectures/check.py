@@ -17,19 +17,19 @@ from swarmnode.architectures.script import Rows, run_script, same, script_tokens
 from swarmnode.architectures.tiny_model import write_tiny_model
 from swarmnode.backbone.graph_trace import GraphPlan
 from swarmnode.backbone.llama import LlamaModel
+from swarmnode.backbone.trace import trace_model
 from swarmnode.compute.recipe import recipes_hash
 from swarmnode.errors import ModelError, SwarmnodeError
+from swarmnode.gate.bounds import row_objection
 from swarmnode.gate.coding import Codec, Pair
 from swarmnode.gate.experts import TeacherForced, site_engine
 from swarmnode.gate.forward import Forward
 from swarmnode.model.gguf_file import GgufFile
 from swarmnode.model.manifest import Manifest
 from swarmnode.model.source_bank import SourceBank
-from swarmnode.onboard import ModelPack, onboard, trace_model
+from swarmnode.onboard import ModelPack, onboard
 
 TAKE_BACK = 6  # tokens whose states a recurrent layer keeps, as a node's backbone does
-# The least that the lowest row of any layer may have with exact inputs.
-LEAST_COSINE = {"partial_f32": 0.999999, "f16": 0.9999, "int8": 0.9985, "fp8": 0.9985}
 _PAIRS: dict[str, Pair] = {
     "partial_f32": ("f32", "f32"),
     "f16": ("f16", "f16"),
@@ -76,17 +76,18 @@ def check_architecture(
     try:
         local = _local(write_tiny_model(source, arch, variant, ggml_type))
     except SwarmnodeError as error:
-        result.built, result.error = False, _line(error, folder)
+        result.built, result.error = False, one_line(error, folder)
         return result
     on_built()
     try:
         _check(result, onboard(source, pack_folder, apart=False), local)
     except SwarmnodeError as error:
-        result.error = _line(error, folder)
+        result.error = one_line(error, folder)
     return result
 
 
-def _line(error: Exception, folder: Path) -> str:
+def one_line(error: Exception, folder: Path) -> str:
+    """An error for a row: in one line of at most 400 characters, without the temporary folder."""
     return " ".join(str(error).replace(f"{folder}/", "").split())[:400]
 
 
@@ -119,10 +120,8 @@ def objection(result: ArchResult) -> str:
     """Why a result does not pass, "" where it does."""
     if not result.identical:
         return "the logits are not those of the local run, bit for bit"
-    for name, least in LEAST_COSINE.items():
-        found = result.layer_cosine.get(name, 0.0)
-        if not found >= least:
-            return f"layer cosine {found:.7f} with {name}, {least} is the least"
+    if why := row_objection(result.layer_cosine, "layer"):
+        return why
     if result.rollback not in ("exact", "refused"):
         return "tokens taken back leave another state than before"
     return ""

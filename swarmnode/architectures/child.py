@@ -1,6 +1,6 @@
 """One process of the gate of architectures: jobs come in on stdin, results go out on stdout, a line of JSON each.
 
-Before the result comes an empty line, as soon as llama.cpp alone has run the model.
+Before the result come two lines: TAKEN, as soon as a job is begun, and BUILT, when llama.cpp alone has run the model.
 
 llama.cpp ends the process where an assertion of its own fails; whoever started it (`run.py`) sees which job it was at.
 """
@@ -16,15 +16,18 @@ import msgspec
 
 from swarmnode.architectures.check import check_architecture
 
+TAKEN, BUILT = b"taken", b"built"
+
 
 def main(folder: Path) -> None:
     """Do jobs `[arch, variant, type]` until stdin ends."""
     decoder, encoder = msgspec.json.Decoder(tuple[str, str, str]), msgspec.json.Encoder()
     for line in sys.stdin.buffer:
         arch, variant, ggml_type = decoder.decode(line)
+        _write(TAKEN)
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix=f"{arch}-", dir=folder) as place:
-            result = check_architecture(arch, variant, ggml_type, Path(place), lambda: _write(b""))
+            result = check_architecture(arch, variant, ggml_type, Path(place), lambda: _write(BUILT))
         result.seconds = round(time.monotonic() - began, 3)
         _write(encoder.encode(result))
 

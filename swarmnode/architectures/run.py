@@ -19,18 +19,17 @@ from pathlib import Path
 import msgspec
 
 from swarmnode.architectures.check import ArchResult
+from swarmnode.architectures.child import BUILT, TAKEN
 from swarmnode.architectures.tiny_model import ARCHITECTURES
 from swarmnode.architectures.variants import PATTERNS, TYPES, VARIANTS, variants_of
 from swarmnode.errors import UsageError
+from swarmnode.process_end import TAIL, process_end
 
 Job = tuple[str, str, str]  # architecture, variant, ggml type
 Progress = Callable[[str, int, int], None]  # (what is done, rows done, rows in all)
 
 JOB_S = 300.0  # a job that takes longer has hung
 _TICK_S = 0.2
-_LINE = 400
-_STDERR = 1 << 14  # bytes of a process's last words
-_ABORTS = ("GGML_ASSERT", "GGML_ABORT", "fatal error", "ggml/")  # what a line of ggml_abort has in it
 
 
 def plan_jobs(names: Sequence[str], variants: Sequence[str] | None, types: Sequence[str] | None) -> list[Job]:
@@ -54,12 +53,6 @@ def plan_jobs(names: Sequence[str], variants: Sequence[str] | None, types: Seque
         if types is None and arch in PATTERNS and (variants is None or PATTERNS[arch] in variants):
             jobs += [(arch, PATTERNS[arch], ggml_type) for ggml_type in TYPES[1:]]
     return jobs
-
-
-def _check(what: str, wanted: Sequence[str], known: Sequence[str]) -> None:
-    for name in wanted:
-        if name not in known:
-            raise UsageError(f"there is no {what} {name[:60]}; there are {', '.join(known)}")
 
 
 def gate_architectures(
@@ -122,10 +115,16 @@ class _Crew:
         try:
             while self._todo and not self._stopped:
                 with self._process() as (process, log):
+                    first = True
                     while (job := self._take()) is not None:
                         result = self._do(process, job, log)
-                        self.results[job] = result
+                        if result is None and not first:
+                            self._put_back(job)
+                            break
+                        # No process gets as far as a first job where something is wrong with this installation.
+                        self.results[job] = result or _row(job, _why(process.returncode, log, 0))
                         self.last = " ".join(job[:2])
+                        first = False
                         if process.poll() is not None:
                             break
         except BaseException as error:
@@ -142,6 +141,10 @@ class _Crew:
     def _take(self) -> Job | None:
         with self._lock:
             return self._todo.popleft() if self._todo and not self._stopped else None
+
+    def _put_back(self, job: Job) -> None:
+        with self._lock:
+            self._todo.appendleft(job)
 
     @contextlib.contextmanager
     def _process(self) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
@@ -163,38 +166,50 @@ class _Crew:
                 process.kill()
                 process.communicate()
 
-    def _do(self, process: subprocess.Popen[bytes], job: Job, log: Path) -> ArchResult:
+    def _do(self, process: subprocess.Popen[bytes], job: Job, log: Path) -> ArchResult | None:
+        """The row of a job. None: the process ended before it took the job, which somebody else has to do then."""
         assert process.stdin is not None
         assert process.stdout is not None
-        late = threading.Timer(JOB_S, process.kill)
+        before = log.stat().st_size
+        hung = threading.Event()
+
+        def too_late() -> None:
+            hung.set()
+            process.kill()
+
+        late = threading.Timer(JOB_S, too_late)
         late.start()
-        built = False
+        said: list[bytes] = []
         try:
             process.stdin.write(msgspec.json.encode(job) + b"\n")
             process.stdin.flush()
-            line = process.stdout.readline()
-            if line == b"\n":
-                built = True
-                line = process.stdout.readline()
+            while (line := process.stdout.readline().removesuffix(b"\n")) in (TAKEN, BUILT):
+                said.append(line)
         except OSError:
             line = b""
         finally:
             late.cancel()
+            late.join()
+        if hung.is_set() or not line:
+            process.wait()
         if line:
             return msgspec.json.decode(line, type=ArchResult)
-        process.wait()
-        arch, variant, ggml_type = job
-        error = _last_words(log, process.returncode)
-        return ArchResult(arch=arch, variant=variant, type=ggml_type, error=error, built=built)
+        if TAKEN not in said and not hung.is_set():
+            return None
+        error = f"took longer than {JOB_S:g} s" if hung.is_set() else _why(process.returncode, log, before)
+        return _row(job, error, built=BUILT in said)
 
 
-def _last_words(log: Path, status: int) -> str:
-    """Why a process ended, in one line: what llama.cpp said, or else its own last line."""
-    lines = [line.strip() for line in log.read_bytes()[-_STDERR:].decode("utf-8", "replace").split("\n")]
-    said = [
-        line for line in lines if any(word in line for word in ("GGML_ASSERT", "GGML_ABORT", "fatal error", "ggml/"))
-    ]
-    if said:
-        return f"llama.cpp ended the process: {said[0].rpartition('llama.cpp/')[2]}"[:_LINE]
-    last = next((line for line in reversed(lines) if line), "it said nothing")
-    return f"the process ended with status {status}: {last}"[:_LINE]
+def _row(job: Job, error: str, *, built: bool = False) -> ArchResult:
+    arch, variant, ggml_type = job
+    return ArchResult(arch=arch, variant=variant, type=ggml_type, error=error, built=built)
+
+
+def _why(status: int, log: Path, start: int) -> str:
+    """Why a process ended, in one line, by what it wrote into its log from `start` on."""
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - TAIL))
+        end = process_end(status, file.read())
+    if end.aborted:
+        return f"llama.cpp ended the process: {end.said}"
+    return f"the process ended ({end.how}): {end.said or 'it said nothing'}"

@@ -26,7 +26,9 @@ from swarmnode.model.atomic_file import atomic_writer
 from swarmnode.model.gguf_encode import TensorInfo, encode_array, encode_header, encode_pair, padded
 from swarmnode.model.gguf_metadata import ValueType
 
-# Every architecture of the installed llama.cpp whose graph calls its MoE function (the files of src/models that do).
+# Every architecture whose graph calls llama.cpp's MoE function (the files of src/models that do), in the llama.cpp of
+# this release of llama-cpp-python. The library itself cannot be asked; a test fails when another one is installed.
+LISTED_FROM = "0.3.36"
 _NAMES = """
     afmoe arctic bailingmoe bailingmoe2 bailingmoe3 cohere2moe dbrx deepseek deepseek2 deepseek2-ocr deepseek32
     deepseek4 dflash dots1 dots3note ernie4_5-moe exaone-moe gemma4 glm-dsa glm4moe glm5-next gpt-oss granite

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from swarmnode.onboard import ModelPack
 
 
+# What says how a model is measured: tiny models and single layers are all measured alike.
+_OF_A_FILE = ("positions", "text", "own_kl", "memory", "threads", "device", "gpu_layers", "show")
+
+
 def gate(
+    context: typer.Context,
     file: Annotated[
         str | None, typer.Argument(help="A GGUF with routed experts, or its model pack.", show_default=False)
     ] = None,
@@ -63,6 +68,8 @@ def gate(
 
     if sum(given is not None for given in (file, arch, shape)) != 1:
         raise UsageError("gate what? give one of FILE (a GGUF or its model pack), --arch NAME and --shape NAME")
+    if file is None:
+        _refuse_options_of_a_file(context, "--arch" if arch is not None else "--shape")
     if arch is not None:
         _gate_architectures(arch, as_json=as_json)
         return
@@ -80,6 +87,17 @@ def gate(
         gpu_layers=gpu_layers,
     )
     _gate_file(file, options, show=show, as_json=as_json)
+
+
+def _refuse_options_of_a_file(context: typer.Context, instead: str) -> None:
+    """Raise UsageError with those that were given; an environment variable is meant for other commands too."""
+    from swarmnode.errors import UsageError  # noqa: PLC0415
+
+    sources = ((name, context.get_parameter_source(name)) for name in _OF_A_FILE)
+    given = [name for name, source in sources if source is not None and source.name == "COMMANDLINE"]
+    if given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UsageError(f"{names}: only for a FILE, which {instead} does not take: leave {names} out")
 
 
 def _gate_file(file: str, options: GateOptions, *, show: bool, as_json: bool) -> None:
@@ -151,8 +169,8 @@ def _gate_architectures(wanted: str, *, as_json: bool) -> None:
 
 
 def _gate_shapes(wanted: str, *, as_json: bool) -> None:
+    from swarmnode.architectures.real_shapes import SHAPES, gate_shapes  # noqa: PLC0415
     from swarmnode.errors import UsageError  # noqa: PLC0415
-    from swarmnode.gate.real_shapes import SHAPES, gate_shapes  # noqa: PLC0415
     from swarmnode.sizing.shapes import find_shape  # noqa: PLC0415
 
     try:
@@ -165,7 +183,9 @@ def _gate_shapes(wanted: str, *, as_json: bool) -> None:
 def _gate_many(
     gate_all: Callable[[Callable[[str, int, int], None]], Sequence[Any]], what: str, *, as_json: bool
 ) -> None:
-    """Rows with live progress; exit code 1 where one failed that llama.cpp itself can run."""
+    """Rows with live progress; exit code 1 where one failed that llama.cpp itself can run, and where it cannot run what
+    it should (`_not_built`).
+    """
     import json  # noqa: PLC0415
 
     import msgspec  # noqa: PLC0415
@@ -188,5 +208,24 @@ def _gate_many(
         print(json.dumps(rows))
     else:
         show_many(rows, what)
-    if not all(row["passed"] or not row.get("built", True) for row in rows):
+    missing = _not_built(rows)
+    if missing:
+        typer.echo(missing, err=True)
+    if missing or not all(row["passed"] or not row.get("built", True) for row in rows):
         raise typer.Exit(1)
+
+
+def _not_built(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Why it is not good enough that the rows that could be built have passed, "" where it is.
+
+    Some variants llama.cpp cannot run, which is no fault of a swarm; it can run the base model of every architecture
+    that is listed, so where it does not, the list is of another llama.cpp, or something is wrong with this one.
+    """
+    from swarmnode.architectures.tiny_model import ARCHITECTURES  # noqa: PLC0415
+    from swarmnode.architectures.variants import BASE  # noqa: PLC0415
+
+    if not any(row.get("built", True) for row in rows):
+        return "failed: llama.cpp could build none of these models, so nothing was checked"
+    failed = [row for row in rows if not row.get("built", True) and row.get("variant") == BASE]
+    names = sorted({row["arch"] for row in failed if row["arch"] in ARCHITECTURES})
+    return f"failed: llama.cpp could not build or run the base model of {', '.join(names)}" if names else ""

@@ -26,6 +26,9 @@ MOST_KL = 1e-3  # nats per position, where the next is not known
 MOST_KL_SHARE = 0.15  # of what the model's own quantisation costs against its unquantised weights
 MOST_DNLL = 0.003  # nats per position, either way: a gain that large is noise too
 MIN_POSITIONS = 1024  # the lowest 0.1 % of fewer rows is the lowest row
+MIN_CONFIDENT = 512  # positions with a clear argmax: of fewer than 500 a single one that differs is more than 0.2 %
+# Of small models and single layers: the least that any row may have, by what is measured.
+LEAST_ROW: Mapping[str, float] = {"partial_f32": LEAST_PARTIAL, "f16": 0.9999, "int8": 0.9985, "fp8": 0.9985}
 
 # What to fall back to where a type fails, one direction of one layer at a time.
 STEPS: Mapping[WireName, tuple[WireName, ...]] = {
@@ -65,6 +68,11 @@ def objection(found: LogitComparison, kl_bound: float) -> str:
     """Why these logits are too far from the exact ones; "" where they are not. NaN never passes."""
     if found.broken:
         return f"NaN or infinity in {found.broken} rows"
+    if found.confident < MIN_CONFIDENT:
+        return (
+            f"only {found.confident} of {found.positions} positions have a clear argmax, {MIN_CONFIDENT} are needed to "
+            "judge it: give another text, or more --positions"
+        )
     if not found.argmax_confident >= LEAST_CONFIDENT:
         differ = f"{found.confident * (1 - found.argmax_confident):.0f} of {found.confident} differ"
         return f"clear argmax {found.argmax_confident:.4f} < {LEAST_CONFIDENT} ({differ})"
@@ -72,4 +80,16 @@ def objection(found: LogitComparison, kl_bound: float) -> str:
         return f"KL {found.kl:.2e} > {kl_bound:.2e}"
     if not abs(found.dnll) <= MOST_DNLL:
         return f"ΔNLL {found.dnll:+.4f} beyond ±{MOST_DNLL}"
+    return ""
+
+
+def row_objection(cosines: Mapping[str, float], what: str) -> str:
+    """Why the lowest cosines of any row, by the names of LEAST_ROW, do not pass; "" where they do. NaN never passes.
+
+    What is missing does not pass either. `what` they are the cosines of, for the text.
+    """
+    for name, least in LEAST_ROW.items():
+        found = cosines.get(name, 0.0)
+        if not found >= least:
+            return f"{what} cosine {found:.7f} with {name}, {least} is the least"
     return ""

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from swarmnode.errors import ModelError
 from swarmnode.sizing.needs import PROCESS_BYTES, HeaderLike, memory_of, needs_of
+from swarmnode.tables import human_bytes
 
 # Copies in double precision: of all logits of a piece of text, and of what the experts of a layer made of it.
 _LOGITS, _ROWS = 6, 4
-_UNITS = ("B", "kB", "MB", "GB")
 
 
 def backbone_memory(header: HeaderLike, tokens: int) -> int:
@@ -49,15 +49,8 @@ def groups_within(name: str, backbone: int, sizes: Sequence[int], memory: int) -
     groups = group_sites(sizes, memory - backbone)
     if not groups:
         raise ModelError(
-            f"{name}: the gate needs {_size(backbone)} for the backbone and {_size(sizes[0])} for the experts of the "
-            f"first layer, and has {_size(memory)}: free some memory, or state what there is with --memory"
+            f"{name}: the gate needs {human_bytes(backbone)} for the backbone and {human_bytes(sizes[0])} for the "
+            f"experts of the first layer, and has {human_bytes(memory)}: free some memory, or state what there is with "
+            "--memory"
         )
     return groups
-
-
-def _size(n: float) -> str:
-    for unit in _UNITS:
-        if n < 1000:
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1000
-    return f"{n:.1f} TB"

@@ -12,7 +12,8 @@ from swarmnode.gate.verdict import SAFE, PairFigures, SiteFigures, Verdict
 from swarmnode.model.gguf_file import GgufFile
 from swarmnode.model.manifest import Manifest
 from swarmnode.onboard import ModelPack
-from swarmnode.sizing.needs import ModelNeeds, memory_of, needs_of, seconds_per_token
+from swarmnode.sizing.needs import ModelNeeds, memory_of, needs_of
+from swarmnode.sizing.plan import remote_speed
 
 Json = dict[str, Any]
 CONTEXT = 4096  # tokens of context in the estimate of memory, or what the model was trained for if that is less
@@ -26,7 +27,7 @@ def report(manifest: Manifest, verdict: Verdict, needs: ModelNeeds | None = None
 
     What stands under a type's name is that type both ways, `partial_f32` partial sums without any other type; `bytes…`
     are one token's rows, out and back, over all layers with one worker. `needs` adds what it takes to run the model:
-    memory in bytes, and the bound of tokens/s that the round trips of one layer after the other are.
+    memory in bytes, and at most so many tokens/s with every expert so far away, as `swarmnode plan` has it.
     """
     best = verdict.best()
     both: dict[str, PairFigures] = {found.out: found for found in verdict.pairs if found.out == found.back}
@@ -101,7 +102,7 @@ def _needs(needs: ModelNeeds) -> Json:
         "context": context,
         "backbone_bytes": memory_of(needs, context).total,
         "experts_bytes": needs.experts_total_bytes,
-        "tokens_per_s": {str(ms): 1 / seconds_per_token(needs, ms / 1000) for ms in ROUND_TRIPS_MS},
+        "tokens_per_s": {str(ms): remote_speed(needs, ms / 1000).tokens_s[0] for ms in ROUND_TRIPS_MS},
     }
 
 

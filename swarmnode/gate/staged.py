@@ -39,10 +39,15 @@ class Recording:
             raise ModelError(f"{self._folder}: what a layer answered cannot be kept there ({error.strerror})") from None
 
     def read(self, site: int, n: int, d: int) -> F32:
-        """The next [n, d] of what a site answered."""
+        """The next [n, d] of what a site answered. Raises ModelError where that can no longer be read."""
         at = self._rows.get(site, 0)
         self._rows[site] = at + n
-        rows = np.fromfile(self._file(site), np.float32, n * d, offset=at * d * 4)
+        try:
+            rows = np.fromfile(self._file(site), np.float32, n * d, offset=at * d * 4)
+        except OSError as error:
+            raise ModelError(
+                f"{self._file(site)}: what a layer answered cannot be read again ({error.strerror or error})"
+            ) from None
         if len(rows) != n * d:
             raise ModelError(f"{self._file(site)}: is shorter than what was written to it")
         return rows.reshape(n, d)

@@ -29,6 +29,7 @@ from swarmnode import __version__
 from swarmnode.backbone.graph_trace import GraphPlan
 from swarmnode.backbone.hook import F32, Experts
 from swarmnode.backbone.llama import LlamaModel
+from swarmnode.backbone.trace import trace_model
 from swarmnode.compute.device import choose_device
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.recipe import Site, recipes_hash
@@ -46,7 +47,7 @@ from swarmnode.gate.verdict import FINEST, FORMAT, SAFE, VERIFIED, PairFigures, 
 from swarmnode.gate.verdict_file import bound_of
 from swarmnode.gate.worker_process import WorkerSettings, run_beside_worker
 from swarmnode.model.gguf_file import GgufFile
-from swarmnode.onboard import ModelPack, trace_model
+from swarmnode.onboard import ModelPack
 
 MAX_POSITIONS = 1 << 20
 Progress = Callable[[str, int, int], None]  # (stage, positions done, of how many)

@@ -25,7 +25,7 @@ from swarmnode.compute.recipe import recipes_hash
 from swarmnode.dispatch.hello import ModelKey
 from swarmnode.dispatch.lane import dispatch_lane
 from swarmnode.dispatch.worker import ExpertWorker
-from swarmnode.errors import SwarmnodeError
+from swarmnode.errors import ComputeError, SwarmnodeError
 from swarmnode.gate.experts import site_engine
 from swarmnode.model.manifest import Manifest, load_manifest
 from transport.endpoint import Endpoint
@@ -34,7 +34,7 @@ from transport.identity import Identity, PeerId
 
 
 def main(arguments: list[str]) -> int:
-    """Run until standard input ends. One line on standard error where it cannot."""
+    """Run until standard input ends. One line on standard error, and 1, where it cannot, or where serving fails."""
     faulthandler.enable()  # a mapped file that is cut under us kills the process: say so at least
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     manifest_file, source, sites, peer, threads, device = arguments
@@ -50,6 +50,9 @@ def main(arguments: list[str]) -> int:
     except (SwarmnodeError, TransportError, OSError) as error:
         print(f"{error}", file=sys.stderr)
         return 1
+    except Exception as error:  # whoever waits for answers hears of it at once
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -60,25 +63,37 @@ async def _serve(engine: ExpertEngine, manifest: Manifest, peer: PeerId) -> None
     endpoint = await Endpoint.bind(Identity.generate(), listen=("127.0.0.1", 0), admit=peer.__eq__)
     worker = ExpertWorker(engine, manifest.sites, model=key, name="gate")
     serving = asyncio.create_task(_accept(endpoint, worker))
+    stopping = asyncio.create_task(stop.wait())
     try:
         print(json.dumps({"peer": str(endpoint.peer_id), "port": endpoint.address[1]}), flush=True)
-        await stop.wait()
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            await serving
+            raise ComputeError("the worker's endpoint has closed")
+    except ExceptionGroup as group:
+        error: Exception = group
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
     finally:
         serving.cancel()
+        stopping.cancel()
         await worker.close("the gate is through")
         await endpoint.close()
-        await asyncio.gather(serving, return_exceptions=True)
+        await asyncio.gather(serving, stopping, return_exceptions=True)
 
 
 async def _accept(endpoint: Endpoint, worker: ExpertWorker) -> None:
-    with contextlib.suppress(EndpointClosed):
-        async with asyncio.TaskGroup() as sessions:
-            while True:
+    async with asyncio.TaskGroup() as sessions:
+        while True:
+            try:
                 connection = await endpoint.accept()
-                if connection.lane == dispatch_lane(connection.peer):
-                    sessions.create_task(worker.serve(connection))
-                else:
-                    await connection.close(1, "this node serves experts alone")
+            except EndpointClosed:
+                return
+            if connection.lane == dispatch_lane(connection.peer):
+                sessions.create_task(worker.serve(connection))
+            else:
+                await connection.close(1, "this node serves experts alone")
 
 
 def _wait_for_eof(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

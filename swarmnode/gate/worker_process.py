@@ -1,6 +1,7 @@
 """A worker process on this machine and a client attached to it over QUIC, for as long as some blocking work takes.
 
-The process (`worker_child.py`) ends with this one, however this one ends. Called by `wires.py` in a thread.
+The process (`worker_child.py`) ends with this one, however this one ends. Called by `wires.py` and
+`architectures/real_shapes.py`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -17,13 +19,14 @@ from typing import IO, Any, TypeVar
 
 from swarmnode.compute.ggml import engine_build
 from swarmnode.compute.recipe import recipes_hash
-from swarmnode.dispatch.call import CallPolicy
+from swarmnode.dispatch.call_actions import CallPolicy
 from swarmnode.dispatch.client import ExpertClient
 from swarmnode.dispatch.hello import ModelKey
 from swarmnode.dispatch.lane import dispatch_lane
 from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.errors import ComputeError
 from swarmnode.model.manifest import Manifest
+from swarmnode.process_end import TAIL, process_end
 from transport.endpoint import Endpoint
 from transport.errors import TransportError
 from transport.identity import Identity, PeerId
@@ -78,7 +81,9 @@ async def _run(
             peer, port = await _unless_ended(worker, starting, check)
         finally:
             starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
         client = ExpertClient(manifest.sites, model=key, options=replace(options, call=_PATIENCE))
+        working: asyncio.Future[T] | None = None
         try:
             try:
                 await client.attach(
@@ -87,13 +92,11 @@ async def _run(
             except TransportError as error:
                 raise ComputeError(f"the gate's worker process cannot be reached: {error}") from None
             working = asyncio.ensure_future(asyncio.to_thread(work, client))
-            try:
-                return await _unless_ended(worker, working, check)
-            finally:
-                await client.close()  # whoever waits for rows is released
-                await asyncio.gather(working, return_exceptions=True)
+            return await _unless_ended(worker, working, check)
         finally:
-            await client.close()
+            await client.close()  # whoever waits for rows is released
+            if working is not None:
+                await asyncio.gather(working, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
@@ -145,12 +148,10 @@ class _Process:
             await self._process.wait()
 
     def _gone(self) -> ComputeError:
-        code = self._process.returncode or 0
-        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        self._errors.seek(0)
-        lines = self._errors.read(1 << 20).decode("utf-8", "replace").strip().splitlines()
-        said = f": {lines[-1][:300]}" if lines else ""
-        return ComputeError(f"the gate's worker process ended too early ({how}){said}; run swarmnode gate again")
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - TAIL))
+        end = process_end(self._process.returncode or 0, self._errors.read(TAIL))
+        said = f": {end.said}" if end.said else ""
+        return ComputeError(f"the gate's worker process ended too early ({end.how}){said}; run the same command again")
 
 
 async def _unless_ended(worker: _Process, working: asyncio.Future[T], check: Callable[[], None]) -> T:

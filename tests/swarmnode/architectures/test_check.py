@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swarmnode.architectures import check
-from swarmnode.architectures.check import LEAST_COSINE, ArchResult, check_architecture, objection
+from swarmnode.architectures import check, run
+from swarmnode.architectures.check import ArchResult, check_architecture, objection
 from swarmnode.architectures.framed import FramedExperts
-from swarmnode.architectures.run import gate_architectures, plan_jobs, run_jobs
+from swarmnode.architectures.run import Job, gate_architectures, plan_jobs, run_jobs
 from swarmnode.architectures.tiny_model import ARCHITECTURES
-from swarmnode.architectures.variants import VARIANTS
+from swarmnode.architectures.variants import BASE, TYPES, VARIANTS, variants_of
 from swarmnode.backbone.hook import F32, I32
 from swarmnode.errors import UsageError
+from swarmnode.gate.bounds import LEAST_ROW
 from swarmnode.gate.experts import Ready
 
 # Of the models that people ask for first: Step-3.7, Qwen3.5-122B, GLM-4.5, GLM-5.2, MiniMax-M2 and M3, DeepSeek-V3,
@@ -41,7 +42,7 @@ def test_an_architecture_passes(tmp_path: Path, arch: str, variant: str) -> None
     assert (result.error, result.passed, result.identical) == ("", True, True)
     assert result.sites > 0
     assert result.rollback == "exact"
-    assert all(result.layer_cosine[wire] >= least for wire, least in LEAST_COSINE.items())
+    assert all(result.layer_cosine[wire] >= least for wire, least in LEAST_ROW.items())
 
 
 @pytest.mark.parametrize(("arch", "ggml_type"), [("llama", "Q4_K"), ("gpt-oss", "MXFP4"), ("kimi-k3", "Q8_0")])
@@ -50,7 +51,7 @@ def test_a_quantised_model_passes(tmp_path: Path, arch: str, ggml_type: str) -> 
 
 
 def test_a_result_with_a_fault_does_not_pass() -> None:
-    good = dict.fromkeys(LEAST_COSINE, 1.0)
+    good = dict.fromkeys(LEAST_ROW, 1.0)
 
     def of(**fields: object) -> str:
         base: dict[str, object] = {"identical": True, "layer_cosine": good, "rollback": "exact"}
@@ -96,6 +97,46 @@ def test_an_architecture_that_ends_the_process_is_a_row(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_job_is_not_blamed_for_the_end_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    take = run._Crew._take
+    killed: list[int] = []
+
+    def take_and_kill(crew: run._Crew) -> Job | None:
+        if crew.results and not killed:  # the process has written its first result, and is dying, not dead
+            (process,) = crew._running
+            process.kill()
+            killed.append(process.pid)
+        return take(crew)
+
+    monkeypatch.setattr(run._Crew, "_take", take_and_kill)
+    results = run_jobs([("llama", "base", "F32"), ("qwen3moe", "base", "F32")], tmp_path, processes=1)
+    assert len(killed) == 1
+    assert [(result.arch, result.error) for result in results] == [("llama", ""), ("qwen3moe", "")]
+
+
+def test_a_job_that_hangs_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "JOB_S", 0.01)
+    (result,) = run_jobs([("llama", "base", "F32")], tmp_path)
+    assert (result.passed, result.error) == (False, "took longer than 0.01 s")
+
+
+def test_processes_that_do_not_even_start_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho no module named swarmnode >&2\nexit 3\n")
+    broken.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(broken))
+    results = run_jobs([("llama", "base", "F32"), ("qwen3moe", "base", "F32")], tmp_path, processes=1)
+    why = "the process ended (exit code 3): no module named swarmnode"
+    assert [(result.built, result.error) for result in results] == [(False, why)] * 2
+
+
+def test_only_its_own_last_words_count(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("/a/llama.cpp/ggml/src/ggml.c:1: GGML_ASSERT(one) failed\n")
+    assert run._why(-6, log, 0) == "llama.cpp ended the process: ggml/src/ggml.c:1: GGML_ASSERT(one) failed"
+    assert run._why(-9, log, log.stat().st_size) == "the process ended (killed by SIGKILL): it said nothing"
+
+
 def test_the_work_can_be_ended(tmp_path: Path) -> None:
     def stop(_name: str, _done: int, _total: int) -> None:
         raise KeyboardInterrupt
@@ -117,7 +158,12 @@ def test_what_is_run() -> None:
 
 
 @pytest.mark.slow
-def test_every_architecture_passes(tmp_path: Path) -> None:
-    results = gate_architectures(ARCHITECTURES, ["base"], ["F32"], tmp_path)
-    assert [(result.arch, result.error) for result in results if not result.passed] == []
-    assert len(results) == len(ARCHITECTURES)
+def test_every_architecture_variant_and_type_passes(tmp_path: Path) -> None:
+    """The base model of every architecture, and every variant and type of one."""
+    jobs: list[Job] = [(arch, BASE, "F32") for arch in ARCHITECTURES]
+    of = {variant: next(arch for arch in ARCHITECTURES if variant in variants_of(arch)) for variant in VARIANTS}
+    jobs += [(arch, variant, "F32") for variant, arch in of.items() if variant != BASE]
+    jobs += [("llama", BASE, ggml_type) for ggml_type in TYPES if ggml_type != "F32"]
+    results = run_jobs(jobs, tmp_path)
+    assert [(result.arch, result.variant, result.type, result.error) for result in results if not result.passed] == []
+    assert len(results) == len(ARCHITECTURES) + len(VARIANTS) - 1 + len(TYPES) - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import itertools
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 from swarmnode.architectures.metadata import VOCAB, Shape, metadata
-from swarmnode.architectures.tiny_model import ARCHITECTURES, write_tiny_model
+from swarmnode.architectures.tiny_model import ARCHITECTURES, LISTED_FROM, write_tiny_model
 from swarmnode.architectures.variants import PATTERNS, TYPES, VARIANTS, variants_of
 from swarmnode.backbone.hook import GraphRecorder
+from swarmnode.backbone.library import library
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.compute.ggml_types import BLOCK_TYPES
 from swarmnode.errors import ModelError, UsageError
@@ -76,3 +78,19 @@ def test_the_tables_name_architectures_that_there_are() -> None:
         assert named <= set(ARCHITECTURES)
     assert all(PATTERNS[arch] in variants_of(arch) for arch in PATTERNS)
     assert all(metadata(arch, Shape())["expert_count"] == 8 for arch in ARCHITECTURES)
+
+
+def test_the_list_is_of_the_installed_release() -> None:
+    installed = importlib.metadata.version("llama-cpp-python")
+    assert installed == LISTED_FROM, (
+        f"llama-cpp-python {installed} is installed, and ARCHITECTURES was read off {LISTED_FROM}. Look through "
+        "src/models of its llama.cpp for files that call build_moe_ffn, and add their names to _NAMES in "
+        "swarmnode/architectures/tiny_model.py; look at llama-hparams.h and those graphs for new variants "
+        "(variants.py); run `swarmnode gate --arch all`, then tools/models_page.py; then change LISTED_FROM"
+    )
+
+
+def test_the_library_knows_every_name() -> None:
+    library_file = Path(str(library()._lib._name))
+    data = library_file.read_bytes()
+    assert [arch for arch in ARCHITECTURES if b"\0" + arch.encode() + b"\0" not in data] == []

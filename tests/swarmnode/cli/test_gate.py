@@ -69,6 +69,16 @@ def test_what_cannot_be(pack: ModelPack, tmp_path: Path) -> None:
         (["--arch", "all", "--shape", "all"], UsageError, "gate what? give one of FILE"),
         ([str(pack.path), "--memory", "much"], UsageError, "--memory much: give a size such as 800M or 8G"),
         ([str(pack.path), "--memory", "1M"], ModelError, "has 1.0 MB: free some memory, or state what there is"),
+        (
+            ["--arch", "llama", "--positions", "99", "--show"],
+            UsageError,
+            "--positions, --show: only for a FILE, which --arch",
+        ),
+        (
+            ["--shape", "all", "--gpu-layers", "0"],
+            UsageError,
+            "--gpu-layers: only for a FILE, which --shape does",
+        ),
         (["--arch", "none"], UsageError, "--arch none: say all, or one of "),
         (["--shape", "none"], UsageError, "--shape none: say all, or one of "),
         (["https://example.com/m.gguf?key=x"], ModelError, "https://example.com/m.gguf: the gate computes every"),
@@ -123,6 +133,7 @@ class Row(msgspec.Struct):
     """What `--arch` and `--shape` have of each model, in short."""
 
     arch: str
+    variant: str = "top1"
     identical: bool = True
     layer_cosine: dict[str, float] = msgspec.field(default_factory=lambda: dict(COSINES))
     passed: bool = True
@@ -133,7 +144,7 @@ class Row(msgspec.Struct):
 @pytest.mark.parametrize("as_json", [False, True])
 def test_many(capsys: pytest.CaptureFixture[str], *, as_json: bool) -> None:
     heard: list[str] = []
-    rows = [Row("good[/x]"), Row("strange", False, {}, False, "unknown tensor", built=False)]
+    rows = [Row("good[/x]"), Row("strange", "top1", False, {}, False, "unknown tensor", built=False)]
 
     def gate_all(progress: Callable[[str, int, int], None]) -> list[Row]:
         progress("good[/x]", 1, 2)
@@ -148,7 +159,32 @@ def test_many(capsys: pytest.CaptureFixture[str], *, as_json: bool) -> None:
     else:
         for text in ("good[/x]", "unknown tensor", "1 of 1 passed; llama.cpp itself cannot build or run 1"):
             assert text in out
-    rows.append(Row("bad", False, passed=False, error="differs"))
+    rows.append(Row("bad", identical=False, passed=False, error="differs"))
     with pytest.raises(typer.Exit) as ended:
         _gate_many(gate_all, "architecture", as_json=as_json)
     assert ended.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([Row("llama", passed=False, built=False)], "could build none of these models"),
+        (
+            [Row("llama"), Row("qwen3moe", "base", passed=False, built=False)],
+            "could not build or run the base model of qwen3moe",
+        ),
+    ],
+)
+def test_what_should_have_been_built(capsys: pytest.CaptureFixture[str], rows: list[Row], why: str) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        _gate_many(lambda _progress: rows, "architecture", as_json=True)
+    assert ended.value.exit_code == 1
+    printed = capsys.readouterr()
+    assert why in printed.err
+    assert len(json.loads(printed.out)) == len(rows)
+
+
+def test_a_variable_for_every_command_is_no_option_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARMNODE_THREADS", "2")
+    error = CliRunner().invoke(app, ["--arch", "none"]).exception
+    assert "say all, or one of" in str(error)

@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.fidelity import LogitComparison
-from swarmnode.gate.bounds import LEAST_COSINE, MOST_KL, STEPS, fallbacks, fit, most_kl, objection, passes_layer
+from swarmnode.gate.bounds import (
+    LEAST_COSINE,
+    LEAST_ROW,
+    MOST_KL,
+    STEPS,
+    fallbacks,
+    fit,
+    most_kl,
+    objection,
+    passes_layer,
+    row_objection,
+)
 from swarmnode.gate.coding import WIRES, Pair, pair_bytes
 
 GOOD = LogitComparison(positions=4096, confident=4000, argmax=0.98, argmax_confident=0.9995, kl=3e-4, dnll=1e-4)
@@ -84,6 +95,7 @@ class TestObjection:
             ({"kl": float("nan")}, "KL"),
             ({"dnll": float("nan")}, "ΔNLL"),
             ({"argmax_confident": float("nan")}, "clear argmax"),
+            ({"confident": 511, "argmax_confident": 1.0}, "only 511 of 4096 positions have a clear argmax, 512 are"),
         ],
     )
     def test_each_bound(self, change: dict[str, float], why: str) -> None:
@@ -96,3 +108,11 @@ class TestObjection:
         assert most_kl(None) == MOST_KL
         assert most_kl(4.8e-3) == pytest.approx(7.2e-4)
         assert objection(GOOD, most_kl(1e-3)) != ""
+
+
+def test_the_lowest_row() -> None:
+    good = dict(LEAST_ROW)
+    assert row_objection(good, "row") == ""
+    assert row_objection({**good, "int8": 0.9984}, "row") == "row cosine 0.9984000 with int8, 0.9985 is the least"
+    assert "layer cosine nan with f16" in row_objection({**good, "f16": float("nan")}, "layer")
+    assert "with partial_f32" in row_objection({}, "layer")

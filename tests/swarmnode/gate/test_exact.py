@@ -18,13 +18,16 @@ import pytest
 from swarmnode.architectures.tiny_model import write_tiny_model
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.demo import MODEL
-from swarmnode.errors import ComputeError, SwarmnodeError
+from swarmnode.dispatch.client import ExpertClient
+from swarmnode.errors import ComputeError, ModelError, SwarmnodeError
 from swarmnode.gate import wires
 from swarmnode.gate.exact import POSITIONS, ExactRows, differing_rows
 from swarmnode.gate.experts import Ready, site_engine
 from swarmnode.gate.memory import backbone_memory
+from swarmnode.gate.staged import Recording
 from swarmnode.gate.verdict import Verdict
 from swarmnode.gate.wires import GateOptions, measure
+from swarmnode.gate.worker_process import WorkerSettings, run_beside_worker
 from swarmnode.model.gguf_file import GgufFile
 from swarmnode.model.random_model import RandomModel, write_random_model
 from swarmnode.onboard import ModelPack, onboard
@@ -169,7 +172,7 @@ def test_a_worker_that_is_killed_is_one_line(pack: ModelPack, when: str) -> None
                 process.send_signal(signal.SIGKILL)
                 killed.append(process.pid)
 
-    with pytest.raises(ComputeError, match=r"worker process ended too early \(killed by signal 9\)") as caught:
+    with pytest.raises(ComputeError, match=r"worker process ended too early \(killed by SIGKILL\)") as caught:
         measure(pack, GateOptions(positions=1024), progress)
     assert killed
     assert "\n" not in str(caught.value)
@@ -233,3 +236,56 @@ async def test_a_gate_that_ends_leaves_no_process(pack: ModelPack, how: signal.S
     assert (out, errors) == (b"", b"")
     await asyncio.to_thread(psutil.wait_procs, children, 30)
     assert not any(child.is_running() for child in children)
+
+
+BROKEN_CHILD = """#!{python}
+import asyncio, sys
+from swarmnode.gate import worker_child
+
+serve = worker_child.ExpertWorker.serve
+
+async def broken(worker, connection):
+    serving = asyncio.create_task(serve(worker, connection))
+    await asyncio.sleep(1)
+    raise RuntimeError("a fault of its own")
+
+worker_child.ExpertWorker.serve = broken
+sys.exit(worker_child.main(sys.argv[3:]))
+"""
+
+
+def test_a_worker_that_can_no_longer_serve_says_so(
+    pack: ModelPack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pack.source is not None
+    child = tmp_path / "python"
+    child.write_text(BROKEN_CHILD.format(python=sys.executable))
+    child.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(child))
+    settings = WorkerSettings(
+        manifest_file=pack.path / "manifest.json",
+        manifest=pack.manifest,
+        source=pack.source,
+        group=range(1),
+        threads=1,
+        device="cpu",
+    )
+
+    def work(client: ExpertClient) -> None:
+        x = np.ones((1, pack.manifest.sites[0].d_in), np.float32)
+        while True:
+            client.submit(0, x, np.array([[0, 1]], np.int32), np.ones((1, 2), np.float32)).result()
+
+    with pytest.raises(
+        ComputeError, match=r"too early \(exit code 1\): RuntimeError: a fault of its own; run the same"
+    ):
+        run_beside_worker(settings, work, lambda: None)
+
+
+def test_a_recording_that_is_gone(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "r")
+    recording.write(0, np.ones((2, 3), np.float32))
+    assert recording.read(0, 1, 3).tolist() == [[1, 1, 1]]
+    (tmp_path / "r" / "0.f32").unlink()
+    with pytest.raises(ModelError, match=r"cannot be read again \(No such file"):
+        recording.read(0, 1, 3)

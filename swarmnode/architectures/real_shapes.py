@@ -21,6 +21,8 @@ import msgspec
 import numpy as np
 import psutil
 
+from swarmnode.architectures.check import one_line
+from swarmnode.architectures.real_layer import RealLayer, leaning_rows, write_layer
 from swarmnode.backbone.hook import F32, I32
 from swarmnode.compute.recipe import Site
 from swarmnode.dispatch.client import ExpertClient
@@ -29,16 +31,14 @@ from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.dispatch.request import combine, make_request
 from swarmnode.errors import SwarmnodeError
 from swarmnode.fidelity import RowReference
+from swarmnode.gate.bounds import row_objection
 from swarmnode.gate.exact import differing_rows
 from swarmnode.gate.experts import site_engine
-from swarmnode.gate.real_layer import RealLayer, leaning_rows, write_layer
 from swarmnode.gate.worker_process import WorkerSettings, run_beside_worker
 from swarmnode.sizing.shapes import MODELS, ModelShape, find_shape
 
 SHAPES: tuple[str, ...] = tuple(shape.name for shape in MODELS)
 
-# The least that any row may have, beside the sum of the exact rows. As for architectures.
-LEAST_COSINE = {"partial_f32": 0.999999, "f16": 0.9999, "int8": 0.9985, "fp8": 0.9985}
 _WIRES: dict[str, WireName] = {"partial_f32": "f32", "f16": "f16", "int8": "int8", "fp8": "fp8"}
 
 ROOM = 1 << 30  # bytes of experts that are written
@@ -84,8 +84,9 @@ class ShapeResult(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 def gate_shapes(names: Sequence[str], progress: Progress, *, room: int = ROOM) -> list[ShapeResult]:
     """Put one layer of each model through. Blocks for some seconds each; what `progress` raises ends it.
 
-    At most `room` bytes are on disk and in memory at a time, in a folder of its own that goes with it. Raises
-    UsageError for a name that the table has not.
+    Experts of at most `room` bytes are on disk and in memory at a time, in a folder of its own that goes with it; a
+    layer of which not as many fit as a token selects is a row with an error. Raises UsageError for a name that the
+    table has not.
     """
     shapes = [find_shape(name) for name in names]
     results = []
@@ -126,20 +127,16 @@ def check_shape(shape: ModelShape, folder: Path, room: int, check: Callable[[], 
         result.error = objection(result)
         result.passed = not result.error
     except SwarmnodeError as error:
-        result.error = " ".join(str(error).replace(f"{folder}/", "").split())[:400]
+        result.error = one_line(error, folder)
     result.seconds = round(time.monotonic() - began, 3)
     return result
 
 
 def objection(result: ShapeResult) -> str:
-    """Why a result does not pass, "" where it does."""
+    """Why a result does not pass, "" where it does. The rows are compared with the sums of the exact ones."""
     if not result.identical:
         return "the rows that came back are not this machine's own, byte for byte"
-    for name, least in LEAST_COSINE.items():
-        found = result.layer_cosine.get(name, 0.0)
-        if not found >= least:
-            return f"row cosine {found:.7f} with {name}, {least} is the least"
-    return ""
+    return row_objection(result.layer_cosine, "row")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,14 @@ nobody.
 
 Weights and rows lean towards one direction, as those of trained models lean towards some: with values that have nothing
 in common an error of x grows on its way through an expert, as it does in no model that is of use, and no wire type has
-a cosine like those measured on trained ones (see `architectures/weights.py`). Called by `real_shapes.py`.
+a cosine like those measured on trained ones (see `weights.py`). Called by `real_shapes.py`.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,9 +54,10 @@ class RealLayer:
 
 
 def write_layer(shape: ModelShape, folder: Path, room: int, seed: int = 0) -> RealLayer:
-    """Write a layer with as many experts as fit into `room` bytes, and at least as many as a token selects.
+    """Write a layer with as many experts as fit into `room` bytes.
 
-    Raises ModelError where the architecture cannot be built here, or the file cannot be written.
+    Raises ModelError where the architecture cannot be built here, where not as many experts fit as a token selects, and
+    where the file cannot be written: also where its holes would take room of the file system.
     """
     tiny = onboard(write_tiny_model(folder / "tiny.gguf", shape.arch, shape.variant), folder / "tiny.pack").manifest
     # Some models clamp in some layers only: the layer with the most to do.
@@ -65,10 +68,21 @@ def write_layer(shape: ModelShape, folder: Path, room: int, seed: int = 0) -> Re
     if site.recipe.weights != shape.weights:
         raise ModelError(f"{shape.name}: the weights come {site.recipe.weights} the experts in {shape.arch}'s graph")
     tensors = [_tensor(name, shape) for name in site.tensors]
-    count = max(shape.k, min(shape.n_expert, room // sum(tensor.n_bytes // shape.n_expert for tensor in tensors)))
+    each = sum(tensor.n_bytes // shape.n_expert for tensor in tensors)
+    count = min(shape.n_expert, room // each)
+    if count < shape.k:
+        raise ModelError(
+            f"{shape.name}: {shape.k} experts, as many as a token selects, take {shape.k * each / 1e6:.0f} MB, and "
+            f"there is room for {room / 1e6:.0f} MB: free some memory and some of the temporary folder's disk"
+        )
     experts = _spread(shape.n_expert, count)
     source = folder / "layer.gguf"
     try:
+        if shape.n_expert * each > room and not _has_holes(folder):
+            raise ModelError(
+                f"{shape.name}: {folder}: its file system makes no files with holes, and a whole layer takes "
+                f"{shape.n_expert * each / 1e6:.0f} MB, more than there is room for: set TMPDIR to a folder elsewhere"
+            )
         _write(source, shape, site, tensors, experts, seed)
     except OSError as error:
         raise ModelError(f"{source}: cannot be written ({error.strerror})") from error
@@ -76,6 +90,15 @@ def write_layer(shape: ModelShape, folder: Path, room: int, seed: int = 0) -> Re
     manifest = build_manifest(GgufFile.open(source), [site], (("",) * shape.n_expert,))
     save_manifest(manifest, folder / "manifest.json")
     return RealLayer(source, folder / "manifest.json", manifest, experts)
+
+
+def _has_holes(folder: Path) -> bool:
+    """Whether what is left out of a file there takes no room."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.truncate(_PIECE)
+        file.flush()
+        blocks: int | None = getattr(os.fstat(file.fileno()), "st_blocks", None)  # Windows does not say
+        return blocks is not None and blocks * 512 < _PIECE // 2
 
 
 def _spread(n_expert: int, count: int) -> tuple[int, ...]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.errors import UsageError
-from swarmnode.gate import real_shapes
-from swarmnode.gate.real_layer import write_layer
-from swarmnode.gate.real_shapes import SHAPES, check_shape, gate_shapes, objection
+from swarmnode.architectures import real_layer, real_shapes
+from swarmnode.architectures.real_layer import write_layer
+from swarmnode.architectures.real_shapes import SHAPES, check_shape, gate_shapes, objection
+from swarmnode.errors import ModelError, UsageError
 from swarmnode.model.gguf_file import GgufFile
 from swarmnode.sizing.needs import needs_of
 from swarmnode.sizing.shapes import MODELS, find_shape
@@ -49,7 +49,7 @@ def test_weights_that_come_before_the_experts(tmp_path: Path) -> None:
 def test_every_layer_can_be_written(name: str, tmp_path: Path) -> None:
     """The true shape, with as few experts as a token needs; the file is mostly hole."""
     shape = find_shape(name)
-    layer = write_layer(replace(shape, k=1), tmp_path, 0)
+    layer = write_layer(replace(shape, k=1), tmp_path, shape.expert_bytes)
     assert layer.manifest.expert_bytes(0) == shape.expert_bytes
     assert layer.experts == (0,)
     assert layer.source.stat().st_blocks * 512 < 2 * shape.expert_bytes + (1 << 20)
@@ -79,8 +79,23 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        gate_shapes(["qwen3moe"], interrupted, room=8 << 20)
+        gate_shapes(["qwen3moe"], interrupted, room=8 * find_shape("qwen3moe").expert_bytes)
     assert not list(tmp_path.iterdir())
+
+
+def test_no_more_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = replace(find_shape("qwen3moe"), d=256, d_ff=256, n_expert=16, width=256)
+    result = check_shape(shape, tmp_path / "a", (shape.k - 1) * shape.expert_bytes, lambda: None)
+    assert not result.passed
+    assert result.error.startswith(
+        "Qwen3-235B: 8 experts, as many as a token selects, take 1 MB, and there is room for"
+    )
+    assert not (tmp_path / "a" / "layer.gguf").exists()
+    monkeypatch.setattr(real_layer, "_has_holes", lambda _folder: False)
+    with pytest.raises(ModelError, match="makes no files with holes, and a whole layer takes 2 MB"):
+        write_layer(shape, tmp_path / "b", 8 * shape.expert_bytes)
+    assert not (tmp_path / "b" / "layer.gguf").exists()
+    assert len(write_layer(shape, tmp_path / "c", 16 * shape.expert_bytes).experts) == 16  # then there are no holes
 
 
 def test_unknown_names_and_the_table() -> None:
