@@ -42,7 +42,8 @@ def plan(
     import json  # noqa: PLC0415
 
     from swarmnode.errors import UsageError  # noqa: PLC0415
-    from swarmnode.sizing.plan import GIB, make_plan, parse_devices, recommended  # noqa: PLC0415
+    from swarmnode.sizing.devices import GIB, parse_devices  # noqa: PLC0415
+    from swarmnode.sizing.plan import make_plan, recommended  # noqa: PLC0415
 
     if not 0 <= rtt <= 60_000:
         raise UsageError(f"--rtt {rtt:g}: give milliseconds, 0 to 60000")
@@ -73,7 +74,10 @@ def _needs(model: str) -> ModelNeeds:
         return _needs_of_address(model)
     path = Path(model)
     if path.is_dir() and (path / "manifest.json").is_file():
-        return _needs_of_pack(path)
+        from swarmnode.gate.report import pack_needs  # noqa: PLC0415
+        from swarmnode.onboard import ModelPack  # noqa: PLC0415
+
+        return pack_needs(ModelPack.open(path))
     if path.is_file():
         from swarmnode.model.gguf_file import GgufFile  # noqa: PLC0415
         from swarmnode.sizing.needs import needs_of  # noqa: PLC0415
@@ -81,9 +85,20 @@ def _needs(model: str) -> ModelNeeds:
         return needs_of(GgufFile.open(path))
     if path.suffix.lower() == ".gguf" or path.is_dir():
         raise ModelError(f"{model}: no such file or model pack: give a GGUF, its http(s) address, or a model's name")
+    return _needs_of_name(model)
+
+
+def _needs_of_name(model: str) -> ModelNeeds:
+    """Of the table. Where the name is not the model's own, which one it was taken for is said as an assumption."""
+    from dataclasses import replace  # noqa: PLC0415
+
     from swarmnode.sizing.shapes import find_shape, needs_of_shape  # noqa: PLC0415
 
-    return needs_of_shape(find_shape(model))
+    shape = find_shape(model)
+    needs = needs_of_shape(shape)
+    if shape.is_called(model):
+        return needs
+    return replace(needs, assumed="; ".join(filter(None, (f"{model} means {shape.name}", needs.assumed))))
 
 
 def _needs_of_address(model: str) -> ModelNeeds:
@@ -97,21 +112,6 @@ def _needs_of_address(model: str) -> ModelNeeds:
             return needs_of(far.open())
 
     return run_interruptible(work)
-
-
-def _needs_of_pack(path: Path) -> ModelNeeds:
-    """Its backbone file declares experts in another type; what they take stands in the manifest."""
-    from dataclasses import replace  # noqa: PLC0415
-
-    from swarmnode.model.gguf_file import GgufFile  # noqa: PLC0415
-    from swarmnode.onboard import ModelPack  # noqa: PLC0415
-    from swarmnode.sizing.needs import needs_of  # noqa: PLC0415
-
-    pack = ModelPack.open(path)
-    sites = pack.manifest.sites
-    total = sum(pack.manifest.expert_bytes(site.index) * site.n_expert for site in sites)
-    needs = needs_of(GgufFile.open(pack.backbone))
-    return replace(needs, expert_bytes=total // sum(site.n_expert for site in sites), experts_total_bytes=total)
 
 
 # -- data

@@ -1,8 +1,9 @@
 """What a model needs, from its metadata and tensor directory alone: no tensor is read, no model is loaded.
 
 Pure. `needs_of` takes anything that has a GGUF's header (a file on disk, or one on a web server). What decides memory
-is read off the tensors' shapes where they say it, since metadata only repeats them; approximations are named in the
-docstrings. Called by the gate, `swarmnode plan` and the page of models.
+is read off the tensors' shapes where they say it, since metadata only repeats them; what each kind of layer keeps of a
+token is data of `layer_kinds.py`; approximations are named in the docstrings. Called by the gate, `swarmnode plan` and
+the page of models.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from swarmnode.errors import DenseModel, NotGguf
 from swarmnode.model.gguf_file import EXPERT_TENSOR
+from swarmnode.sizing.layer_kinds import TensorLike, cached_values, state_values
 
 _SHARED = re.compile(r"^blk\.[0-9]{1,6}\.ffn_(gate_up|gate|up|down)_shexp\.weight$")
 _OF_LAYER = re.compile(r"^blk\.([0-9]{1,6})\.(.+)$")
@@ -23,6 +25,7 @@ _OF_LAYER = re.compile(r"^blk\.([0-9]{1,6})\.(.+)$")
 F16_BYTES: Final = 2  # what the KV cache holds
 F32_BYTES: Final = 4  # what running states and activations are held in
 MOST: Final = 1 << 53  # nothing of a header is believed to be larger: JSON's exact integers
+MOST_COUNT: Final = 1 << 31  # of a number in the metadata
 
 # A node's process before it has a model (Python, numpy, QUIC, llama.cpp) as measured, and llama.cpp's vocabulary.
 PROCESS_BYTES: Final = 100 << 20
@@ -30,17 +33,15 @@ TOKEN_BYTES: Final = 150
 RESIDUAL_ROWS: Final = 8  # of the model's width, per token: the stream, its norm, queries, keys, values
 LOGIT_ROWS: Final = 16  # that are held at a time: one per generation, and one per draft
 BATCH: Final = 512  # tokens of a prompt in one step, parts.BATCH
-DEFAULT_SITE_S: Final = 0.0015  # of a layer, beside the round trip: frames, the hook, a worker's engine
 
 
-class TensorLike(Protocol):
-    """A line of a tensor directory; `ne` as GGUF has it (ne[0] innermost)."""
+class MetadataLike(Protocol):
+    """A GGUF's key-value pairs, as `model.gguf_metadata.Metadata` has them."""
 
-    @property
-    def ne(self) -> tuple[int, ...]: ...
+    def __contains__(self, key: object) -> bool: ...
 
-    @property
-    def n_bytes(self) -> int: ...
+    def integers(self, key: str) -> tuple[int, ...] | None:
+        """Ints, one per layer where it is an array; None where it is absent, something else, or too long."""
 
 
 class HeaderLike(Protocol):
@@ -53,7 +54,7 @@ class HeaderLike(Protocol):
     def name(self) -> str: ...
 
     @property
-    def metadata(self) -> Mapping[str, object]: ...
+    def metadata(self) -> MetadataLike: ...
 
     @property
     def tensors(self) -> Mapping[str, TensorLike]: ...
@@ -159,8 +160,8 @@ def needs_of(header: HeaderLike) -> ModelNeeds:
     n_used = min(max(1, numbers.one("expert_used_count", 1)), n_expert)
     kv, state = 0, 0
     for layer, found in layers.items():
-        kv += _kv_values(found, layer, numbers) * F16_BYTES
-        state += _state_values(found, numbers) * F32_BYTES
+        kv += cached_values(found, layer, numbers) * F16_BYTES
+        state += state_values(found, numbers) * F32_BYTES
     return ModelNeeds(
         name=name,
         architecture=arch,
@@ -205,41 +206,31 @@ def memory_of(
     return BackboneMemory(needs.dense_bytes, cache, compute, PROCESS_BYTES + TOKEN_BYTES * needs.vocabulary)
 
 
-def seconds_per_token(
-    needs: ModelNeeds, rtt_s: float, *, accepted_per_step: float = 1.0, per_site_s: float = DEFAULT_SITE_S
-) -> float:
-    """A decode waits for one round trip per site and step; `accepted_per_step` tokens come of a step, on the average.
-
-    Without the backbone's own computing. With some sites' experts on the backbone, see `with_sites`.
-    """
-    return needs.n_sites * (rtt_s + per_site_s) / max(accepted_per_step, 1e-9)
-
-
-def with_sites(needs: ModelNeeds, n_sites: int) -> ModelNeeds:
-    """The same model with so many sites left that need a round trip."""
-    return replace(needs, n_sites=n_sites)
-
-
 class _Numbers:
-    """Integers of the metadata under `ARCH.key`, believed only as far as they can be meant."""
+    """Integers of the metadata under `ARCH.key`, believed only as far as they can be meant; each is read once."""
 
-    def __init__(self, metadata: Mapping[str, object], arch: str, name: str) -> None:
+    def __init__(self, metadata: MetadataLike, arch: str, name: str) -> None:
         self._metadata, self._arch, self._name = metadata, arch, name
+        self._read: dict[str, tuple[tuple[int, ...], int]] = {}  # the numbers, and the largest of them
 
     def one(self, key: str, default: int, layer: int | None = None) -> int:
         """The value; of an array the layer's, or its largest. Raises NotGguf for what is no count."""
-        full = f"{self._arch}.{key}"
-        if full not in self._metadata:
+        if key not in self._read:
+            read = self._numbers(f"{self._arch}.{key}")
+            self._read[key] = read, max(read, default=0)
+        numbers, largest = self._read[key]
+        if not numbers:
             return default
-        value = self._metadata[full]
-        if isinstance(value, list):
-            numbers = [item for item in value if isinstance(item, int)]
-            if len(numbers) != len(value) or not numbers:
-                raise NotGguf(f"{self._name}: metadata key {full} is no list of counts")
-            value = numbers[layer] if layer is not None and layer < len(numbers) else max(numbers)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
-            raise NotGguf(f"{self._name}: metadata key {full} is no count: {str(value)[:40]}")
-        return value
+        return numbers[layer] if layer is not None and layer < len(numbers) else largest
+
+    def _numbers(self, full: str) -> tuple[int, ...]:
+        """Those of a key, () where it is absent."""
+        if full not in self._metadata:
+            return ()
+        numbers = self._metadata.integers(full)
+        if not numbers or not all(0 <= number < MOST_COUNT for number in numbers):
+            raise NotGguf(f"{self._name}: metadata key {full} is no count, nor a list of one for each layer")
+        return numbers
 
 
 def _stack_experts(found: Mapping[str, TensorLike]) -> int:
@@ -256,64 +247,6 @@ def _widths(found: Mapping[str, TensorLike]) -> tuple[int, int]:
             else:
                 d_in = tensor.ne[0]
     return d_in, d_out
-
-
-def _kv_values(found: Mapping[str, TensorLike], layer: int, numbers: _Numbers) -> int:
-    """Values that the cache holds per token of context for one layer.
-
-    Latent attention (MLA) keeps its latent and one rotary key, and no values; from a file without split-up matrices
-    (older ones) llama.cpp keeps full keys and values. An indexer's keys come on top. Recurrent layers keep none. Layers
-    that compress their cache or share another's (deepseek4, gemma4) are counted in full, pooled keys (glm5-next) not.
-    """
-    if _is_recurrent(found):
-        return 0
-    heads = numbers.one("attention.head_count", 0, layer)
-    kv_heads = numbers.one("attention.head_count_kv", heads, layer)
-    key = numbers.one("attention.key_length", 0, layer)
-    value = numbers.one("attention.value_length", key, layer)
-    indexer = next((found[n].ne[1] for n in _INDEXERS if n in found and len(found[n].ne) > 1), 0)
-    latent = found.get("attn_kv_a_mqa.weight")
-    if latent is not None and len(latent.ne) > 1:
-        if "attn_kv_b.weight" in found and "attn_k_b.weight" not in found:
-            return heads * (key + value) + indexer
-        return latent.ne[1] + indexer
-    keys = found.get("attn_k.weight")
-    if keys is not None and len(keys.ne) > 1:
-        values = found.get("attn_v.weight", keys)
-        return keys.ne[1] + (values.ne[1] if len(values.ne) > 1 else keys.ne[1]) + indexer
-    fused = found.get("attn_qkv.weight") or found.get("attn_kv.weight")
-    if fused is not None and len(fused.ne) > 1:
-        width = numbers.one("embedding_length", 0)
-        one = key or (width // heads if heads else 0)
-        return kv_heads * (one + (value or one)) + indexer if one else fused.ne[1]
-    return 0
-
-
-_INDEXERS = ("indexer.attn_k.weight", "indexer.k_proj.weight")
-_RECURRENT = ("ssm_", "shortconv.", "time_mix_")
-_LIGHTNING = {"attn_norm_2.weight", "attn_gate.weight", "attn_qkv.weight"}  # of minimax-01's linear attention
-
-
-def _is_recurrent(found: Mapping[str, TensorLike]) -> bool:
-    """Whether a layer keeps a running state and no tokens."""
-    return any(name.startswith(_RECURRENT) for name in found) or found.keys() >= _LIGHTNING
-
-
-def _state_values(found: Mapping[str, TensorLike], numbers: _Numbers) -> int:
-    """Values of one layer's running state, per sequence: llama.cpp's hparams n_embd_r and n_embd_s."""
-    if "shortconv.conv.weight" in found:
-        return numbers.one("embedding_length", 0) * max(0, numbers.one("shortconv.l_cache", 1) - 1)
-    if found.keys() >= _LIGHTNING:
-        heads = max(1, numbers.one("attention.head_count", 1))
-        return heads * (found["attn_qkv.weight"].ne[-1] // (3 * heads)) ** 2
-    if not any(name.startswith("ssm_") for name in found):
-        return 0
-    past = max(0, numbers.one("ssm.conv_kernel", 1) - 1)
-    if "ssm_conv1d_q.weight" in found:  # Kimi's delta attention: three convolutions, a matrix per head
-        heads, head = numbers.one("attention.head_count", 0), numbers.one("kda.head_dim", 0)
-        return 3 * past * heads * head + heads * head * head
-    inner, size = numbers.one("ssm.inner_size", 0), numbers.one("ssm.state_size", 0)
-    return past * (inner + 2 * numbers.one("ssm.group_count", 0) * size) + inner * size
 
 
 def _vocabulary(header: HeaderLike) -> int:

@@ -4,24 +4,23 @@ Pure arithmetic with the planner's rules (`placement/planner.py`), which itself 
 experts: every expert is held; the backbone's own memory goes to whole layers, which then cost no round trip; near
 devices before far ones; whole layers on one device; copies with what is left. A test holds it to the planner.
 
-What is kept free (`usable`): a tenth of a device's memory and at least RESERVE for its system, and what a node's
-process takes. Times: the round trip, some time per layer for frames and hook, and reading the weights that a token
-touches at MEMORY_RATE; computing itself is less than reading them. Called by `swarmnode plan` and the page of models.
+Devices, and what is kept free of them, are those of `devices.py`. Times: the round trip, some time per layer for
+frames and hook (SITE_S), and reading the weights that a token touches at MEMORY_RATE; computing itself is less than
+reading them. Called by `swarmnode plan`, the gate's report and the page of models.
 """
 
 from __future__ import annotations
 
 import math
-import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from swarmnode.errors import UsageError
 from swarmnode.placement.draft import ALIKE
+from swarmnode.sizing.devices import GIB, RESERVE, RESERVE_SHARE, Device
 from swarmnode.sizing.needs import (
     BATCH,
-    DEFAULT_SITE_S,
     F16_BYTES,
     F32_BYTES,
     PROCESS_BYTES,
@@ -30,38 +29,13 @@ from swarmnode.sizing.needs import (
     memory_of,
 )
 
-GIB: Final = 1 << 30
-RESERVE: Final = 3 * GIB // 2  # what a system without other work needs
-RESERVE_SHARE: Final = 0.1
 MEMORY_RATE: Final = 40e9  # bytes/s that an ordinary desktop reads of its memory; a laptop 20, an Apple M Max 300
+SITE_S: Final = 0.0015  # of a layer elsewhere, beside the round trip: frames, the hook, a worker's engine
 LAYER_S: Final = 0.0002  # of each layer on the backbone, however small: its many small operations
 DISTANCES_S: Final = (0.020, 0.080, 0.100)  # a town, a continent, the roadmap's
 ACCEPTED: Final = (1.0, 1.2, 2.0)  # tokens per step: no drafts, weak guesses, good ones
 PROMPT: Final = 1000  # tokens, of the prefill's bytes
-MAX_DEVICES: Final = 4096
-MAX_MEMORY: Final = 1 << 50
-MAX_RTT_S: Final = 60.0
-
-_DEVICE = re.compile(
-    r"(?:(?P<count>[0-9]{1,5})\s*[x×*]\s*)?(?P<size>[0-9]{1,12}(?:\.[0-9]{1,3})?)\s*(?P<unit>[kmgt]?)i?b?"
-    r"(?:\s*@\s*(?P<rtt>[0-9]{1,6}(?:\.[0-9]{1,3})?)\s*(?P<scale>ms|s)?)?",
-    re.IGNORECASE,
-)
-_SYNTAX = "give a number and a size, such as 3x32G, 64G or 2x16G@80ms"
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A machine that may take part: its whole memory, bytes, and the round trip between it and the others."""
-
-    name: str
-    memory: int
-    rtt_s: float
-
-    @property
-    def usable(self) -> int:
-        """Bytes for a model, with its node's process taken off."""
-        return max(0, self.memory - max(RESERVE, int(self.memory * RESERVE_SHARE)) - PROCESS_BYTES)
+MOST_BACKBONES: Final = 64  # kinds of devices that are tried as the backbone
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,39 +88,6 @@ class SwarmPlan:
     token_bytes: int
 
 
-def parse_devices(texts: Sequence[str], rtt_s: float) -> tuple[Device, ...]:
-    """Devices from texts such as "3x32G", "64G@20ms"; `rtt_s` where a text names no round trip.
-
-    G is 2^30, as in `up --memory`. Raises UsageError for what cannot be meant.
-    """
-    found: list[Device] = []
-    for text in texts:
-        for part in text.split(","):
-            found += _devices(part.strip(), rtt_s, len(found))
-            if len(found) > MAX_DEVICES:
-                raise UsageError(f"--devices: {len(found)} devices; {MAX_DEVICES} at most are planned for")
-    if not found:
-        raise UsageError(f"no devices: {_SYNTAX}")
-    return tuple(found)
-
-
-def _devices(text: str, rtt_s: float, before: int) -> list[Device]:
-    match = _DEVICE.fullmatch(text)
-    if match is None:
-        raise UsageError(f"--devices {text[:40]!r}: {_SYNTAX}")
-    count = int(match["count"] or 1)
-    memory = int(float(match["size"]) * 1024 ** " kmgt".index((match["unit"] or " ").lower()))
-    if match["rtt"] is not None:
-        rtt_s = float(match["rtt"]) / (1 if (match["scale"] or "ms").lower() == "s" else 1000)
-    if not 1 <= count <= MAX_DEVICES:
-        raise UsageError(f"--devices {text[:40]!r}: {count} devices; 1 to {MAX_DEVICES} can be planned for")
-    if not 1 << 20 <= memory <= MAX_MEMORY:
-        raise UsageError(f"--devices {text[:40]!r}: that much memory cannot be meant; {_SYNTAX}")
-    if rtt_s > MAX_RTT_S:
-        raise UsageError(f"--devices {text[:40]!r}: a round trip of {rtt_s:g} s is no connection")
-    return [Device(f"device {before + n + 1}", memory, rtt_s) for n in range(count)]
-
-
 def make_plan(needs: ModelNeeds, devices: Sequence[Device], context: int) -> SwarmPlan:
     """Put a model on devices; `context` in tokens, of one generation at a time. At least one device is needed.
 
@@ -155,67 +96,134 @@ def make_plan(needs: ModelNeeds, devices: Sequence[Device], context: int) -> Swa
     """
     memory = memory_of(needs, context)
     other = memory.total - PROCESS_BYTES  # a device's `usable` is without it already
-    kinds = {(device.memory, device.rtt_s): device for device in reversed(devices)}  # the first of each kind
-    able = [device for device in kinds.values() if device.usable >= other]
+    kinds = {(device.memory, device.rtt_s): n for n, device in reversed(list(enumerate(devices)))}  # the first of each
+    able = [n for n in kinds.values() if devices[n].usable >= other]
     if not able:
         return _no_backbone(needs, devices, context, memory, other)
-    plans = [_with_backbone(needs, devices, device, context, memory, other) for device in able]
-    return min(plans, key=_preferred)
+    swarm = _Swarm(needs, devices, other)
+    splits = [swarm.split(n) for n in _tried(devices, able)]
+    return swarm.plan(min(splits, key=swarm.preferred), context, memory)
 
 
-def _preferred(plan: SwarmPlan) -> tuple[float, ...]:
-    backbone = plan.shares[0].device
-    return plan.missing, -plan.given.tokens_s[0], backbone.rtt_s, backbone.memory
+def _tried(devices: Sequence[Device], able: Sequence[int]) -> Sequence[int]:
+    """Which devices are tried as the backbone: one of each kind.
+
+    Of more than MOST_BACKBONES kinds only those than which none is as near with as much memory, and of them an even
+    selection: their neighbours among them are nearly alike.
+    """
+    if len(able) <= MOST_BACKBONES:
+        return able
+    front: list[int] = []
+    for n in sorted(able, key=lambda n: (devices[n].rtt_s, -devices[n].memory)):
+        if not front or devices[n].memory > devices[front[-1]].memory:
+            front.append(n)
+    count = min(len(front), MOST_BACKBONES)
+    return [front[n * (len(front) - 1) // max(1, count - 1)] for n in range(count)]
 
 
-def _with_backbone(
-    needs: ModelNeeds,
-    devices: Sequence[Device],
-    backbone: Device,
-    context: int,
-    memory: BackboneMemory,
-    other: int,
-) -> SwarmPlan:
-    size = needs.expert_bytes
-    total = needs.n_sites * needs.n_expert
-    at = devices.index(backbone)
-    workers = sorted((d for n, d in enumerate(devices) if n != at), key=lambda d: (_between(backbone, d), -d.memory))
-    room = (backbone.usable - other) // size
-    local = min(room, total)
-    if local < total:  # a layer is at home when all of it is
-        local = local // needs.n_expert * needs.n_expert
-    at_home = local // needs.n_expert
-    counts = _spread([d.usable // size for d in workers], [_between(backbone, d) for d in workers], total - local)
-    left = total - local - sum(counts)
-    if left > 0:  # what no worker has room for fills up the backbone, though no whole layer
-        local += min(room - local, left)
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """Experts on devices, with one of them the backbone: its place among `devices`, how many it holds, and the workers'
+    places and counts, nearest first, those that hold none left out. `left`: experts without a place."""
+
+    backbone: int
+    local: int
+    workers: tuple[int, ...]
+    counts: tuple[int, ...]
+    left: int
+    layers: tuple[tuple[float, int], ...]
+    step_s: float
+
+
+class _Swarm:
+    """Devices, and what is the same of them whichever is the backbone."""
+
+    def __init__(self, needs: ModelNeeds, devices: Sequence[Device], other: int) -> None:
+        self._needs, self._devices, self._other = needs, devices, other
+        self._total = needs.experts_in_all
+        self._rooms = [device.usable // needs.expert_bytes for device in devices]
+        order = sorted(range(len(devices)), key=lambda n: -devices[n].memory)
+        self._largest_first = order
+        self._nearest_first = sorted(order, key=lambda n: devices[n].rtt_s)
+
+    def _workers(self, backbone: int) -> list[int]:
+        """Nearest first, larger ones before smaller ones; those nearer than the backbone are all as far as it is."""
+        rtt_s = self._devices[backbone].rtt_s
+        near = [n for n in self._largest_first if n != backbone and self._devices[n].rtt_s <= rtt_s]
+        return near + [n for n in self._nearest_first if self._devices[n].rtt_s > rtt_s]
+
+    def split(self, backbone: int) -> _Split:
+        """Whole layers on the backbone, the others on the workers."""
+        needs, total = self._needs, self._total
+        room = (self._devices[backbone].usable - self._other) // needs.expert_bytes
+        at_home = min(needs.n_sites, ((room + 1) * needs.n_sites - 1) // total)  # a layer is when all of it is
+        local = total * at_home // needs.n_sites
+        workers = self._workers(backbone)
+        rtts = [_between(self._devices[backbone], self._devices[n]) for n in workers]
+        counts = _spread([self._rooms[n] for n in workers], rtts, total - local)
         left = total - local - sum(counts)
-    shares = (
-        Share(backbone, True, local, local * size, other, backbone.usable - other - local * size),
-        *(Share(d, False, n, n * size, 0, d.usable - n * size) for d, n in zip(workers, counts, strict=True)),
-    )
-    capacity = room + sum(d.usable // size for d in workers)
-    layers = _layers(needs, counts, [_between(backbone, d) for d in workers], at_home)
-    alike = max(devices, key=lambda d: sum(other.memory == d.memory for other in devices))
-    return SwarmPlan(
-        needs=needs,
-        context=context,
-        fits=left <= 0,
-        backbone=memory,
-        shares=shares,
-        missing=max(0, left) * size,
-        missing_what="experts",
-        more_devices=math.ceil(left / (alike.usable // size)) if left > 0 and alike.usable >= size else 0,
-        backbone_device=_least_device(other),
-        alike=alike,
-        longest_context=_longest_context(needs, min(backbone.usable - other, (capacity - total) * size), context),
-        copies=capacity / total,
-        trips=len(layers),
-        given=Speed(max((rtt for rtt, _ in layers), default=0.0), _rates(needs, layers)),
-        speeds=tuple(Speed(rtt, _rates(needs, [(rtt, ways) for _, ways in layers])) for rtt in DISTANCES_S),
-        remote=_remote(needs),
-        token_bytes=sum(ways for _, ways in layers) * (needs.d_in + needs.d_out) * F16_BYTES,
-    )
+        if left > 0:  # what no worker has room for fills up the backbone, though no whole layer
+            local += min(room - local, left)
+            left = total - local - sum(counts)
+        used = [n for n, count in enumerate(counts) if count]
+        layers = _layers(needs, [counts[n] for n in used], [rtts[n] for n in used], at_home)
+        return _Split(
+            backbone=backbone,
+            local=local,
+            workers=tuple(workers[n] for n in used),
+            counts=tuple(counts[n] for n in used),
+            left=max(0, left),
+            layers=tuple(layers),
+            step_s=_step_s(needs, layers),
+        )
+
+    def preferred(self, split: _Split) -> tuple[float, ...]:
+        """The least of these is the best."""
+        backbone = self._devices[split.backbone]
+        return split.left, split.step_s, backbone.rtt_s, backbone.memory
+
+    def plan(self, split: _Split, context: int, memory: BackboneMemory) -> SwarmPlan:
+        """All that is said of a split."""
+        needs, size, layers = self._needs, self._needs.expert_bytes, split.layers
+        backbone = self._devices[split.backbone]
+        held = dict(zip(split.workers, split.counts, strict=True))
+        shares = [
+            Share(
+                backbone,
+                True,
+                split.local,
+                split.local * size,
+                self._other,
+                backbone.usable - self._other - split.local * size,
+            )
+        ]
+        for n in self._workers(split.backbone):
+            device, count = self._devices[n], held.get(n, 0)
+            shares.append(Share(device, False, count, count * size, 0, device.usable - count * size))
+        spare = backbone.usable - self._other
+        capacity = spare // size + sum(self._rooms) - self._rooms[split.backbone]
+        memories = Counter(device.memory for device in self._devices)
+        alike = max(self._devices, key=lambda device: memories[device.memory])
+        more = math.ceil(split.left / (alike.usable // size)) if split.left and alike.usable >= size else 0
+        return SwarmPlan(
+            needs=needs,
+            context=context,
+            fits=not split.left,
+            backbone=memory,
+            shares=tuple(shares),
+            missing=split.left * size,
+            missing_what="experts",
+            more_devices=more,
+            backbone_device=_least_device(self._other),
+            alike=alike,
+            longest_context=_longest_context(needs, min(spare, (capacity - self._total) * size), context),
+            copies=capacity / self._total,
+            trips=len(layers),
+            given=Speed(max((rtt for rtt, _ in layers), default=0.0), _rates(needs, layers)),
+            speeds=tuple(Speed(rtt, _rates(needs, [(rtt, ways) for _, ways in layers])) for rtt in DISTANCES_S),
+            remote=tuple(remote_speed(needs, rtt_s) for rtt_s in DISTANCES_S),
+            token_bytes=sum(ways for _, ways in layers) * (needs.d_in + needs.d_out) * F16_BYTES,
+        )
 
 
 def _between(backbone: Device, worker: Device) -> float:
@@ -249,12 +257,15 @@ def _spread(rooms: Sequence[int], rtts: Sequence[float], wanted: int) -> list[in
 def _layers(needs: ModelNeeds, counts: Sequence[int], rtts: Sequence[float], at_home: int) -> list[tuple[float, int]]:
     """(round trip, workers asked) of each layer that is not at home, layer after layer filled from the nearest worker.
 
-    A layer is asked of every worker that holds some of it, as far as a token's experts can be on so many.
+    A layer is asked of every worker that holds some of it, as far as a token's experts can be on so many. Layers have
+    their share of all experts each, whatever the real ones differ by.
     """
+    total = needs.experts_in_all
     owners: list[tuple[float, int]] = []
     worker, used = 0, 0
-    for _ in range(needs.n_sites - at_home):
-        need, rtt, ways = needs.n_expert, 0.0, 0
+    for layer in range(at_home, needs.n_sites):
+        need = total * (layer + 1) // needs.n_sites - total * layer // needs.n_sites
+        rtt, ways = 0.0, 0
         while need and worker < len(counts):
             took = min(need, counts[worker] - used)
             if took:
@@ -266,25 +277,28 @@ def _layers(needs: ModelNeeds, counts: Sequence[int], rtts: Sequence[float], at_
     return owners
 
 
-def _rates(needs: ModelNeeds, layers: Sequence[tuple[float, int]]) -> tuple[float, ...]:
-    """Tokens/s for each of ACCEPTED. Layers at home are read by the backbone as its dense weights are."""
+def _step_s(needs: ModelNeeds, layers: Sequence[tuple[float, int]]) -> float:
+    """Seconds of a step. Layers at home are read by the backbone as its dense weights are."""
     routed = needs.n_used * needs.expert_bytes
-    step = sum(rtt + DEFAULT_SITE_S + routed / ways / MEMORY_RATE for rtt, ways in layers)
+    step = sum(rtt + SITE_S + routed / ways / MEMORY_RATE for rtt, ways in layers)
     at_home = needs.n_sites - len(layers)
-    step += needs.n_layers * LAYER_S + (needs.dense_bytes + at_home * routed) / MEMORY_RATE
-    return tuple(accepted / step for accepted in ACCEPTED)
+    return step + needs.n_layers * LAYER_S + (needs.dense_bytes + at_home * routed) / MEMORY_RATE
+
+
+def _rates(needs: ModelNeeds, layers: Sequence[tuple[float, int]]) -> tuple[float, ...]:
+    """Tokens/s for each of ACCEPTED."""
+    return tuple(accepted / _step_s(needs, layers) for accepted in ACCEPTED)
+
+
+def remote_speed(needs: ModelNeeds, rtt_s: float) -> Speed:
+    """With every expert so far away, each layer's on one worker."""
+    return Speed(rtt_s, _rates(needs, [(rtt_s, 1)] * needs.n_sites))
 
 
 def _least_device(usable: int) -> int:
     """The memory of a device that has so much to give, in whole GiB."""
     own = usable + PROCESS_BYTES
     return math.ceil(max(own + RESERVE, own / (1 - RESERVE_SHARE)) / GIB) * GIB
-
-
-def _remote(needs: ModelNeeds) -> tuple[Speed, ...]:
-    """With every expert elsewhere, each layer's on one worker."""
-    layers = [(0.0, 1)] * needs.n_sites
-    return tuple(Speed(rtt, _rates(needs, [(rtt, ways) for _, ways in layers])) for rtt in DISTANCES_S)
 
 
 def _longest_context(needs: ModelNeeds, spare: int, context: int) -> int:
@@ -300,7 +314,7 @@ def recommended(needs: ModelNeeds, memory: int, context: int, *, most: int = 102
     room = device.usable - (memory_of(needs, context).total - PROCESS_BYTES)
     if room < 0 or device.usable < needs.expert_bytes:
         return 0
-    left = needs.n_sites * needs.n_expert - room // needs.expert_bytes
+    left = needs.experts_in_all - room // needs.expert_bytes
     count = 1 + max(0, math.ceil(left / (device.usable // needs.expert_bytes)))
     return count if count <= most else 0
 
@@ -329,6 +343,6 @@ def _no_backbone(
         trips=needs.n_sites,
         given=nothing,
         speeds=(),
-        remote=_remote(needs),
+        remote=tuple(remote_speed(needs, rtt_s) for rtt_s in DISTANCES_S),
         token_bytes=needs.n_sites * (needs.d_in + needs.d_out) * F16_BYTES,
     )

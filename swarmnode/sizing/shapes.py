@@ -67,6 +67,15 @@ class ModelShape:
     variant: str = "base"
     names: tuple[str, ...] = ()
 
+    def is_called(self, text: str) -> bool:
+        """Whether this is the model's name, or one of those that people call it. Only letters and digits count."""
+        return _plain(text) in self.plain_names
+
+    @property
+    def plain_names(self) -> tuple[str, ...]:
+        """The name and the other ones, letters and digits alone."""
+        return tuple(_plain(name) for name in (self.name, *self.names))
+
     @property
     def expert_params(self) -> int:
         """Of one expert: gate, up, down."""
@@ -168,7 +177,7 @@ MODELS: tuple[ModelShape, ...] = (
         "DeepSeek-V3/R1", 7168, 2048, 256, 8, 58, 2048,
         arch="deepseek2", published=671, active=37, size_mb=25, blocks=61, width=7168, vocab=129_280, context=163_840,
         attention=_mla(7168, 128, 1536, 512, 128, 64, 128), dense_ff=18_432, kv=61 * (512 + 64),
-        names=("DeepSeek-V3", "DeepSeek-R1", "DeepSeek-V3.1", "DeepSeek-V3-0324"),
+        names=("DeepSeek-V3", "DeepSeek-R1", "DeepSeek-V3.1", "DeepSeek-V3.1-Terminus"),
     ),
     ModelShape(
         "Kimi-K3", 3584, 3072, 896, 16, 92, 6144,
@@ -228,33 +237,63 @@ def needs_of_shape(shape: ModelShape) -> ModelNeeds:
     )
 
 
+# What may stand behind a model's name without making it another one, letters and digits alone: how it was quantised and
+# packed, what it was tuned for, when it came out.
+_SAME_MODEL: Final = re.compile(
+    r"(?:ud|i1|imat(?:rix)?|i?q[1-8](?:xxs|xs|nl|k(?:xl|[sml])?|[01sm])?|tq[12]0|mxfp4(?:moe)?|nvfp4|b?f(?:p)?(?:8|16|32)|"
+    r"int[48]|[348]bit|awq|gptq|mlx|gguf|hf|instruct|it|chat|base|thinking|reasoning|(?:0[1-9]|1[0-2]|2[4-9])[0-9]{2})+"
+)
+_WORDS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)*|[a-z]+")  # "Qwen3.5-122B": qwen, 3.5, 122, b
+_MOST_NAME: Final = 200
+
+
 def find_shape(text: str) -> ModelShape:
     """The model that a name means: of the table, one of its other names, or its architecture in llama.cpp.
 
-    Case, spaces and punctuation do not matter; a part that only one model has is enough. Raises UsageError naming the
-    nearest, or those that it could mean.
+    Case, spaces and punctuation do not matter. Behind a name may stand how the model is quantised, packed and tuned
+    ("GLM-4.6-UD-Q4_K_XL"); anything else there makes it another model ("gpt-oss-20b", "GLM-4.5-Air"). Whole words of a
+    name are enough where one model alone has them ("maverick"). Whoever shows the result says which model was taken,
+    see `ModelShape.is_called`.
+
+    Raises UsageError naming the nearest, or those that it could mean.
     """
-    wanted = _plain(text)
-    # "llama" alone is no name of Mixtral's, though llama.cpp calls its architecture so.
-    known = {
-        shape.name: {_plain(name) for name in (shape.name, *shape.names, shape.arch) if name != "llama"}
-        for shape in MODELS
-    }
+    wanted = _plain(text) if len(text) <= _MOST_NAME else ""
+    listed = ", ".join(shape.name for shape in MODELS)
     if not wanted:
-        raise UsageError(f"no model is called {text[:80]!r}; the table has {', '.join(known)}")
-    exact = [name for name, plain in known.items() if wanted in plain]
-    # "glm46q4km" begins with a name, "maverick" is part of one.
-    longer = [name for name, plain in known.items() if any(len(p) > 4 and wanted.startswith(p) for p in plain)]
-    part = [name for name, plain in known.items() if any(wanted in p for p in plain)] if len(wanted) > 2 else []
-    for found in (exact, longer, part):
-        if len(found) == 1:
-            return next(shape for shape in MODELS if shape.name == found[0])
-    if several := longer or part:
-        raise UsageError(f"{text!r} may mean {' or '.join(several)}: say which")
-    by_plain = {plain: name for name, plains in known.items() for plain in plains}
-    near = list(dict.fromkeys(by_plain[plain] for plain in difflib.get_close_matches(wanted, by_plain, 4, 0.5)))
-    hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}."
+        raise UsageError(f"no model is called {text[:80]!r}; the table has {listed}")
+    called = [shape for shape in MODELS if any(_continues(wanted, name) for name in shape.plain_names)]
+    # "llama" is what llama.cpp calls Mixtral's architecture, and a part of another one's name.
+    part = [
+        shape
+        for shape in MODELS
+        if wanted == _plain(shape.arch) or (len(wanted) > 2 and any(wanted in name for name in shape.plain_names))
+    ]
+    for found in (called, part):
+        if len(found) > 1:
+            raise UsageError(f"{text[:80]!r} may mean {' or '.join(shape.name for shape in found)}: say which")
+        if found and (found is called or wanted == _plain(found[0].arch) or _has_words(found[0], wanted)):
+            return found[0]
+    by_plain = {name: shape.name for shape in MODELS for name in (*shape.plain_names, _plain(shape.arch))}
+    close = difflib.get_close_matches(wanted, by_plain, 4, 0.5)
+    begun = [name for name in by_plain if len(name) > 4 and wanted.startswith(name)]
+    near = list(dict.fromkeys(by_plain[name] for name in (*begun, *close)))
+    hint = f"did you mean {' or '.join(near)}?" if near else f"it has {listed}."
     raise UsageError(f"{text[:80]!r} is no file and not in the table: {hint} A GGUF or its http(s) address will do too")
+
+
+def _continues(wanted: str, name: str) -> bool:
+    """Whether a text is a name, or one with what leaves it the same model."""
+    return wanted == name or (wanted.startswith(name) and _SAME_MODEL.fullmatch(wanted, len(name)) is not None)
+
+
+def _has_words(shape: ModelShape, wanted: str) -> bool:
+    """Whether whole words of a name that stand side by side are the wanted text: "glm4" is none of "GLM-4.5"."""
+    for name in (shape.name, *shape.names):
+        words = [_plain(word) for word in _WORDS.findall(name.lower())]
+        texts = ("".join(words[a:b]) for a in range(len(words)) for b in range(a + 1, len(words) + 1))
+        if wanted in texts:
+            return True
+    return False
 
 
 def _plain(name: str) -> str:

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from swarmnode.cli import main
+from swarmnode.gate.verdict_file import bound_of, save_verdict
 from swarmnode.model.random_model import RandomModel, write_random_model
 from swarmnode.onboard import onboard
+from tests.swarmnode.gate.samples import site as site_figures
+from tests.swarmnode.gate.samples import verdict
 from tests.swarmnode.model.http_server import Site, serve
 
 
@@ -59,6 +62,15 @@ def test_without_devices_it_says_what_is_needed(capsys: pytest.CaptureFixture[st
     assert "MXFP4" in found["needs"]["assumed"]
 
 
+def test_which_model_a_name_was_taken_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "deepseek2"]) == 0
+    assert "assumed: deepseek2 means DeepSeek-V3/R1" in capsys.readouterr().out
+    assert main(["plan", "kimi", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["needs"]["assumed"].startswith("kimi means Kimi-K3; experts in MXFP4")
+    assert main(["plan", "GLM-4.6"]) == 0
+    assert "assumed" not in capsys.readouterr().out
+
+
 def test_a_file_its_pack_and_its_address_say_the_same(
     tmp_path: Path, site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,11 +89,28 @@ def test_a_file_its_pack_and_its_address_say_the_same(
     assert site.sent - sent < sum(part.stat().st_size for part in parts) * 1.1  # headers of small files: nearly all
 
 
+def test_the_gates_report_says_the_same_of_a_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = write_random_model(RandomModel(n_layers=3), tmp_path / "m.gguf")
+    pack = onboard(path, tmp_path / "pack")
+    save_verdict(pack, verdict(*map(site_figures, range(3)), bound=bound_of(pack)))
+    assert main(["gate", str(pack.path), "--show", "--json"]) == 0
+    gated = json.loads(capsys.readouterr().out)["needs"]
+    assert main(["plan", str(pack.path), "-d", "64G", "--context", str(gated["context"]), "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    remote = {f"{speed['rtt_ms']:g}": speed["accepted_1"] for speed in planned["all_remote"]}
+    assert remote == pytest.approx(gated["tokens_per_s"], abs=1e-3)
+    assert planned["backbone_bytes"] == gated["backbone_bytes"]
+    assert planned["needs"]["experts_total_bytes"] == gated["experts_bytes"]
+    assert planned["model"] == pack.manifest.name
+    assert planned["needs"]["n_used"] == pack.manifest.n_used
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (["glm", "-d", "3x32G"], 2, "may mean GLM-4.5/4.6 or GLM-5.2"),
         (["GML-4.6"], 2, "did you mean GLM-4.5/4.6"),
+        (["gpt-oss-20b", "-d", "32G"], 2, "did you mean gpt-oss-120b"),
         (["mixtral", "-d", "3y32"], 2, "such as 3x32G"),
         (["mixtral", "-d", "8G", "--rtt", "-1"], 2, "--rtt -1"),
         (["mixtral", "--context", "0"], 2, "--context"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from swarmnode.model.gguf_metadata import MAX_INTEGERS
 from swarmnode.sizing.needs import ModelNeeds
 
 
@@ -20,11 +21,22 @@ class FakeTensor:
             object.__setattr__(self, "n_bytes", math.prod(self.ne))
 
 
+class FakeMetadata(dict[str, object]):
+    """See `needs.MetadataLike`; a list stands for an array."""
+
+    def integers(self, key: str) -> tuple[int, ...] | None:
+        """As `model.gguf_metadata.Metadata` has it: None for what is no list of counts."""
+        value = self.get(key)
+        items = value if isinstance(value, list) else [value]
+        numbers = tuple(item for item in items if isinstance(item, int) and not isinstance(item, bool))
+        return numbers if 0 < len(numbers) == len(items) <= MAX_INTEGERS else None
+
+
 @dataclass
 class FakeHeader:
     """See `needs.HeaderLike`."""
 
-    metadata: dict[str, object] = field(default_factory=dict)
+    metadata: FakeMetadata = field(default_factory=FakeMetadata)
     tensors: dict[str, FakeTensor] = field(default_factory=dict)
     architecture: str = "arch"
     name: str = "fake"

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from swarmnode.architectures.check import ArchResult
+from swarmnode.architectures.real_shapes import SHAPES, ShapeResult
 from swarmnode.architectures.tiny_model import ARCHITECTURES
-from swarmnode.gate.real_shapes import SHAPES, ShapeResult
 from swarmnode.sizing.shapes import MODELS
 
 ROOT = Path(__file__).parents[3]
@@ -42,7 +42,9 @@ def test_results_are_of_these_models_and_architectures(tool: ModuleType) -> None
         assert row["bytes_per_expert"] == shape.expert_bytes
         assert row["passed"], row["error"]
     rows = tool.load(tool.ARCH_FILE)
-    assert not rows or {row["arch"] for row in rows} == set(ARCHITECTURES)
+    assert {row["arch"] for row in rows} == set(ARCHITECTURES)
+    for row in rows:
+        assert row["passed"], (row["arch"], row["variant"], row["type"], row["error"])
 
 
 def test_a_page_of_other_results(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

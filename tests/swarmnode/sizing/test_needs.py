@@ -17,8 +17,8 @@ from swarmnode.local_swarm import LocalSwarm
 from swarmnode.model.gguf_file import GgufFile
 from swarmnode.model.random_model import RandomModel, write_random_model
 from swarmnode.onboard import onboard
-from swarmnode.sizing.needs import ModelNeeds, memory_of, needs_of, seconds_per_token, with_sites
-from tests.swarmnode.sizing.headers import FakeHeader, FakeTensor, needs
+from swarmnode.sizing.needs import ModelNeeds, memory_of, needs_of
+from tests.swarmnode.sizing.headers import FakeHeader, FakeMetadata, FakeTensor, needs
 
 DEMO = Path(__file__).parents[3] / "swarmnode" / "data" / "pystdlib-moe-15m-Q4_K_M.gguf"
 
@@ -46,7 +46,7 @@ def test_parts_make_no_difference_and_the_pack_says_the_same(tmp_path: Path) -> 
 
 
 def test_layers_that_predict_further_tokens_are_not_run() -> None:
-    header = FakeHeader({"arch.block_count": 4, "arch.nextn_predict_layers": 1})
+    header = FakeHeader(FakeMetadata({"arch.block_count": 4, "arch.nextn_predict_layers": 1}))
     for n in range(1, 4):
         header.experts(n)
     found = needs_of(header)
@@ -84,7 +84,9 @@ def test_what_a_layer_keeps_of_a_token(tensors: dict[str, Any], kv: int, state: 
         "ssm.state_size": 8, "ssm.group_count": 2, "kda.head_dim": 16, "shortconv.l_cache": 3,
     }  # fmt: skip
     found = needs_of(
-        FakeHeader({f"arch.{key}": value for key, value in numbers.items()}).experts(0).layer(0, **tensors)
+        FakeHeader(FakeMetadata({f"arch.{key}": value for key, value in numbers.items()}))
+        .experts(0)
+        .layer(0, **tensors)
     )
     assert (found.kv_bytes_per_token, found.state_bytes) == (2 * kv, 4 * state)
 
@@ -132,20 +134,44 @@ def test_memory_grows_with_what_is_asked() -> None:
     assert base.total == base.dense + base.cache + base.compute + base.process
 
 
-def test_a_token_waits_for_every_layer() -> None:
-    assert seconds_per_token(needs(), 0.08, per_site_s=0.0) == pytest.approx(0.8)
-    assert seconds_per_token(needs(), 0.08, accepted_per_step=2.0, per_site_s=0.0) == pytest.approx(0.4)
-    assert seconds_per_token(with_sites(needs(), 5), 0.08, per_site_s=0.0) == pytest.approx(0.4)
-    assert seconds_per_token(needs(), 0.08) > 0.8
+def test_a_key_of_every_layer_is_read_once_and_within_bounds() -> None:
+    class Counting(FakeMetadata):
+        asked = 0
+
+        def integers(self, key: str) -> tuple[int, ...] | None:
+            self.asked += 1
+            return super().integers(key)
+
+    header = FakeHeader(Counting({"arch.attention.head_count": [4] * 60_000, "arch.attention.key_length": 8})).experts(
+        0
+    )
+    for n in range(2000):
+        header.layer(n, attn_qkv=(64, 192))
+    assert needs_of(header).kv_bytes_per_token == 2000 * 2 * 4 * (8 + 8)
+    assert isinstance(header.metadata, Counting)
+    assert header.metadata.asked < 10
+    header.metadata["arch.attention.head_count"] = [4] * 70_000  # what no model has is not looked at
+    with pytest.raises(NotGguf, match=r"arch\.attention\.head_count is no count"):
+        needs_of(header)
+
+
+def test_a_real_files_array_is_read_as_far_as_it_is_one_of_counts(tmp_path: Path) -> None:
+    (path,) = write_random_model(RandomModel(), tmp_path / "m.gguf")
+    name = b"qwen2moe.context_length"
+    data = path.read_bytes()
+    at = data.index(name) + len(name)
+    path.write_bytes(data[:at] + b"\x06\x00\x00\x00" + data[at + 4 :])  # the same bytes, said to be a float
+    with pytest.raises(NotGguf, match=r"qwen2moe\.context_length is no count"):
+        needs_of(GgufFile.open(path))
 
 
 def test_what_is_no_such_model() -> None:
     with pytest.raises(DenseModel, match="no routed experts"):
         needs_of(FakeHeader().layer(0, attn_k=(64, 32)))
     with pytest.raises(NotGguf, match=r"arch\.expert_used_count"):
-        needs_of(FakeHeader({"arch.expert_used_count": "two"}).experts(0))
+        needs_of(FakeHeader(FakeMetadata({"arch.expert_used_count": "two"})).experts(0))
     with pytest.raises(NotGguf, match=r"arch\.attention\.head_count"):
-        needs_of(FakeHeader({"arch.attention.head_count": [1, "x"]}).experts(0).layer(0, attn_qkv=(4, 4)))
+        needs_of(FakeHeader(FakeMetadata({"arch.attention.head_count": [1, "x"]})).experts(0).layer(0, attn_qkv=(4, 4)))
 
 
 _KEYS = st.sampled_from(
@@ -167,7 +193,7 @@ _SHAPES = st.lists(st.integers(1, 1 << 62), min_size=1, max_size=4).map(tuple)
     tensors=st.dictionaries(st.tuples(st.integers(0, 3), _PARTS), _SHAPES, max_size=12),
 )
 def test_any_header_gives_figures_or_one_line(metadata: dict[str, Any], tensors: dict[Any, Any]) -> None:
-    header = FakeHeader({f"arch.{key}": value for key, value in metadata.items()})
+    header = FakeHeader(FakeMetadata({f"arch.{key}": value for key, value in metadata.items()}))
     for (layer, part), ne in tensors.items():
         header.layer(layer, **{part: ne})
     try:

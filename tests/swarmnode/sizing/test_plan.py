@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import time
 
 import numpy as np
 import pytest
@@ -12,10 +14,11 @@ from hypothesis import strategies as st
 from swarmnode.errors import UsageError
 from swarmnode.placement.planner import plan
 from swarmnode.placement.request import PlanRequest, WorkerSpec
-from swarmnode.sizing.needs import PROCESS_BYTES, memory_of
-from swarmnode.sizing.plan import GIB, Device, make_plan, parse_devices, recommended
+from swarmnode.sizing.devices import GIB, Device, parse_devices
+from swarmnode.sizing.needs import PROCESS_BYTES, memory_of, needs_of
+from swarmnode.sizing.plan import MOST_BACKBONES, make_plan, recommended, remote_speed
 from swarmnode.sizing.shapes import find_shape, needs_of_shape
-from tests.swarmnode.sizing.headers import needs
+from tests.swarmnode.sizing.headers import FakeHeader, needs
 
 
 @pytest.mark.parametrize(
@@ -154,3 +157,53 @@ def test_recommended_knows_what_is_too_small() -> None:
     model = needs_of_shape(find_shape("kimi"))
     assert recommended(model, 32 * GIB, 8192) == 0
     assert recommended(model, 64 * GIB, 8192, most=3) == 0
+
+
+def test_layers_that_differ_are_counted_as_they_are() -> None:
+    header = FakeHeader()
+    for n in range(10):  # as in grovemoe: a second, smaller set in every layer
+        header.experts(n, 8, 2048, 1024)
+        header.layer(n, ffn_up_chexps=(2048, 1024, 2), ffn_down_chexps=(1024, 2048, 2), ffn_gate_chexps=(2048, 1024, 2))
+    model = needs_of(header)
+    assert (model.n_sites, model.n_expert, model.experts_in_all) == (20, 8, 100)
+    alone = make_plan(model, parse_devices(["64G"], 0.02), 512)
+    assert alone.fits
+    assert [(share.experts, share.expert_bytes) for share in alone.shares] == [(100, model.experts_total_bytes)]
+    device = Device("", PROCESS_BYTES + (1 << 30) * 3 // 2 + 70 * model.expert_bytes, 0.02)
+    count = recommended(model, device.memory, 512)
+    assert make_plan(model, [device] * count, 512).fits
+    found = make_plan(model, [device] * 3, 512)
+    assert sum(share.experts for share in found.shares) == 100
+    assert found.trips == 20 - found.shares[0].experts // 5
+    assert found.given.rtt_s == 0.02
+
+
+@pytest.mark.parametrize("rising", [False, True])
+def test_thousands_of_devices_of_hundreds_of_kinds(rising: bool) -> None:
+    model = needs_of_shape(find_shape("kimi"))
+    source = random.Random(1)
+    kinds = [(64 + n if rising else source.randrange(48, 512), (1 + n) / 1000) for n in range(512)]
+    there = [Device(f"d{n}", kinds[n % 512][0] * GIB, kinds[n % 512][1]) for n in range(4096)]
+    began = time.process_time()
+    found = make_plan(model, there, 8192)
+    assert time.process_time() - began < 5  # seconds for what took minutes; a busy machine is no matter
+    assert found.fits
+    assert sum(share.experts for share in found.shares) == model.experts_in_all
+
+
+def test_of_many_kinds_the_best_backbone_is_still_found() -> None:
+    model = needs()
+    count = MOST_BACKBONES + 10
+    there = [Device(f"d{n}", (20 + n // 8) * GIB, 0.02 + n / 1e5) for n in range(count)]
+    best = Device("best", 90 * GIB, 0.001)
+    found = make_plan(model, [*there, best], 1024)
+    assert found.fits
+    assert found.shares[0].device is best
+
+
+def test_with_every_expert_elsewhere_a_token_waits_for_every_layer() -> None:
+    model = needs()
+    speed = remote_speed(model, 0.08)
+    assert 0.5 / 0.8 < speed.tokens_s[0] < 1 / 0.8
+    assert speed.tokens_s[2] == pytest.approx(2 * speed.tokens_s[0])
+    assert make_plan(model, parse_devices(["3x64G"], 0.02), 1024).remote[1] == speed

@@ -38,7 +38,9 @@ def test_needs(shape: ModelShape) -> None:
         ("glm4moe", "GLM-4.5/4.6"), ("glm-5.2", "GLM-5.2"), ("Maverick", "Llama-4-Maverick"),
         ("deepseek-r1", "DeepSeek-V3/R1"), ("DEEPSEEK2", "DeepSeek-V3/R1"), ("gptoss", "gpt-oss-120b"),
         ("qwen3moe", "Qwen3-235B"), ("Qwen3.5", "Qwen3.5-122B"), ("kimi", "Kimi-K3"), ("mixtral", "Mixtral-8x22B"),
-        ("step", "Step-3.7-Flash"), ("minimax m3", "MiniMax-M3"),
+        ("step", "Step-3.7-Flash"), ("minimax m3", "MiniMax-M3"), ("gpt-oss-120b-mxfp4.gguf", "gpt-oss-120b"),
+        ("Qwen3-235B-A22B-Instruct-2507-Q4_K_M", "Qwen3-235B"), ("DeepSeek-R1-0528", "DeepSeek-V3/R1"),
+        ("llama4", "Llama-4-Maverick"), ("glm-4.5 iq2_xxs", "GLM-4.5/4.6"),
     ],
 )  # fmt: skip
 def test_names(text: str, name: str) -> None:
@@ -49,7 +51,13 @@ def test_names(text: str, name: str) -> None:
     ("text", "said"),
     [
         ("glm", "GLM-4.5/4.6 or GLM-5.2"), ("GML-4.6", "did you mean GLM-4.5/4.6"), ("llama-2-7b", "A GGUF"),
-        ("", "no model"), ("\x00\u202e", "no model"), ("x" * 10_000, "xxx"),
+        ("gpt-oss-20b", "did you mean gpt-oss-120b"), ("Llama-4-Scout", "did you mean Llama-4-Maverick"),
+        ("GLM-4.5-Air", "did you mean GLM-4.5/4.6"), ("GLM-4.5-Air-Q4_K_M", "did you mean GLM-4.5/4.6"),
+        ("deepseek2-lite", "did you mean DeepSeek-V3/R1"), ("llama", "Llama-4-Maverick or Mixtral-8x22B"),
+        ("glm-4", "did you mean GLM-4.5/4.6"), ("qwen3", "Qwen3.5-122B or Qwen3-235B"),
+        ("DeepSeek-V3.2", "did you mean DeepSeek-V3/R1"), ("Mixtral-8x7B", "did you mean Mixtral-8x22B"),
+        ("", "no model"), ("GLM-4.6" + " " * 300 + "Air", "no model"), ("\x00\u202e", "no model"),
+        ("x" * 10_000, "xxx"),
     ],
 )  # fmt: skip
 def test_unknown_names(text: str, said: str) -> None:
@@ -57,3 +65,11 @@ def test_unknown_names(text: str, said: str) -> None:
         find_shape(text)
     assert len(str(caught.value)) < 500
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("shape", MODELS, ids=lambda shape: shape.name)
+def test_every_name_of_a_model_finds_it_and_no_other_one(shape: ModelShape) -> None:
+    for name in (shape.name, *shape.names):
+        assert find_shape(name) is find_shape(f"{name}-Q4_K_M.gguf") is shape
+        assert shape.is_called(name)
+    assert not shape.is_called(shape.name + "-lite")
