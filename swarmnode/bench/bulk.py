@@ -42,6 +42,7 @@ from typing import Any
 import psutil
 
 from swarmnode.bench.bulk_processes import CARRIERS, DROPPED, MANIFEST, MOVE_SECONDS, SOURCE, STORED, Part
+from swarmnode.bench.command import Result, count, parser, positive, run_command
 from swarmnode.bench.synthetic import SWIGLU_STEPS
 from swarmnode.compute.recipe import Recipe, Site
 from swarmnode.model.gguf_file import GgufFile
@@ -260,7 +261,7 @@ def limit(figures: Mapping[str, float], cpus: int) -> str:
     return ", ".join(busy) or "nothing alone: they wait for each other"
 
 
-def table(result: Json) -> str:
+def table(result: Mapping[str, Any]) -> str:
     """The rows as text."""
     far = f"{result['far_Gbps']:g} Gb/s would take {result['far_ms']:g} ms"
     head = f"{'MB/s':>7}{'(low–high)':>14}{'vs tls':>8}{'s/GB out':>10}{'in':>7}{'loop out':>10}{'in':>6}{'store':>7}"
@@ -279,21 +280,19 @@ def table(result: Json) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, or with --json the data."""
-    parser = argparse.ArgumentParser(prog="bench bulk", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--megabytes", type=float, default=MEGABYTES)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--way", action="append", choices=WAYS, help="only this one (may be repeated)")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the bytes, once: shape, not figures")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
-    given = parser.parse_args(argv)
-    if not given.megabytes > 0 or given.rounds < 1:
-        parser.error("--megabytes is more than 0, --rounds at least 1")
-    result = run(given.quick, given.megabytes, rounds=given.rounds, ways=given.way or ())
-    print(json.dumps(result) if given.json else table(result))
-    return 0
+    made = parser("bench bulk", __doc__)
+    made.add_argument("--megabytes", type=positive, default=MEGABYTES)
+    made.add_argument("--rounds", type=count, default=ROUNDS)
+    made.add_argument("--way", action="append", choices=WAYS, help="only this one (may be repeated)")
+    made.add_argument("--quick", action="store_true", help="a tenth of the bytes, once: shape, not figures")
+
+    def measure(given: argparse.Namespace) -> Result:
+        return run(given.quick, given.megabytes, rounds=given.rounds, ways=given.way or ())
+
+    return run_command(made, arguments, measure, lambda result, _given: print(table(result)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,36 @@ def parser(prog: str, doc: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def count(text: str) -> int:
+    """An option's type: an integer of at least 1."""
+    if not text.isascii() or not text.isdigit() or not 1 <= len(text) <= 12 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: give a whole number of at least 1")
+    return int(text)
+
+
+def positive(text: str) -> float:
+    """An option's type: a number above 0, and no infinite one."""
+    value = _number(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: give a number above 0")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """An option's type: 0, or a number above it, and no infinite one."""
+    value = _number(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: give 0 or a number above it")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def show_table(result: Result, _given: argparse.Namespace) -> None:
     """A result's facts and a table of its rows."""
     print_rows(result, as_json=False)
@@ -30,11 +61,13 @@ def run_command(
     arguments: Sequence[str] | None,
     measure: Callable[[argparse.Namespace], Result],
     show: Callable[[Result, argparse.Namespace], None] = show_table,
+    failed: Callable[[Result], bool] = lambda _result: False,
 ) -> int:
     """Parse, measure, print. Returns the exit code: 2 for what was asked wrongly, 1 for what did not run, 130 for
     Ctrl-C.
 
-    `show` prints for people; with --json the result is printed as it is.
+    `show` prints for people; with --json the result is printed as it is. `failed`: whether a result that was printed is
+    a failure all the same, for exit code 1.
     """
     given = made.parse_args(arguments)
     try:
@@ -49,7 +82,7 @@ def run_command(
         print_rows(result, as_json=True)
     else:
         show(result, given)
-    return 0
+    return int(failed(result))
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:

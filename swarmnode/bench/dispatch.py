@@ -15,9 +15,7 @@ Called by `swarmnode bench dispatch` and `python -m swarmnode.bench.dispatch`.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import platform
 import statistics
 import tempfile
@@ -31,14 +29,16 @@ from swarmnode.backbone.graph_trace import GraphPlan, SitePlan
 from swarmnode.backbone.hook import EvalHook
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.backbone.session import Session
+from swarmnode.backbone.trace import trace_model
 from swarmnode.bench.clients import attached_client
+from swarmnode.bench.command import parser, run_command
 from swarmnode.control import request_one
 from swarmnode.demo import MODEL
 from swarmnode.dispatch.client import ExpertClient
 from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.local_swarm import LocalSwarm
 from swarmnode.model.random_model import RandomModel, write_random_model
-from swarmnode.onboard import ModelPack, onboard, trace_model
+from swarmnode.onboard import ModelPack, onboard
 
 # The layer shape of Qwen3.5-122B (d 3072, experts of 1024, top-8) with 32 experts, so that it fits anywhere.
 LARGE = RandomModel(
@@ -169,11 +169,10 @@ async def _served(swarm: LocalSwarm) -> list[tuple[int, float]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m swarmnode.bench.dispatch [--quick]`."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    print(json.dumps(run(quick=parser.parse_args(arguments).quick), indent=1))
-    return 0
+    """`python -m swarmnode.bench.dispatch [--quick] [--json]`."""
+    made = parser("python -m swarmnode.bench.dispatch", __doc__)
+    made.add_argument("--quick", action="store_true", help="fewer repetitions")
+    return run_command(made, arguments, lambda given: run(quick=given.quick))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ margin may flip; a larger one would be a fault.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,10 +18,10 @@ from swarmnode.backbone.draft_policy import DraftPriors
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.backbone.session import GenerateRequest, Session, TokenEvent
 from swarmnode.backbone.speculation import Drafter, Speculator
+from swarmnode.bench.command import count, parser, run_command
 from swarmnode.bench.speculation_replay import COSTS
 from swarmnode.demo import CONTEXT, MODEL
 from swarmnode.gate.text import held_out_tokens
-from swarmnode.tables import print_rows
 
 _PROMPT = 96  # tokens
 _OUTPUT = 192
@@ -89,13 +88,9 @@ def _tokens(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """See the module."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=10_000, help="to be compared (default %(default)s)")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(arguments)
-    result = run(given.tokens)
-    print_rows(result, as_json=given.json)
-    return 0
+    made = parser("python -m swarmnode.bench.draft_identity", __doc__)
+    made.add_argument("--tokens", type=count, default=10_000, help="to be compared (default %(default)s)")
+    return run_command(made, arguments, lambda given: run(given.tokens))
 
 
 if __name__ == "__main__":

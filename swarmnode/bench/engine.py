@@ -9,15 +9,16 @@ arrays. Called by `swarmnode bench engine` and by `python -m swarmnode.bench.eng
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import numpy as np
 
+from swarmnode.bench.command import count as at_least_one
+from swarmnode.bench.command import parser, positive, run_command
 from swarmnode.bench.local_graph import LocalGraph
 from swarmnode.bench.synthetic import random_stacks, swiglu_site
 from swarmnode.compute.engine import ExpertEngine
@@ -140,17 +141,18 @@ def table(result: Result) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, or JSON with --json."""
-    parser = argparse.ArgumentParser(prog="python -m swarmnode.bench.engine", description="expert engine against ggml")
-    parser.add_argument("--quick", action="store_true", help="two small cases, for a test")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=3.0, help="time for each case")
-    arguments = parser.parse_args()
-    result = run(arguments.quick, threads=arguments.threads, seconds=arguments.seconds)
-    print(json.dumps(result) if arguments.json else table(result))
+    made = parser("python -m swarmnode.bench.engine", __doc__)
+    made.add_argument("--quick", action="store_true", help="two small cases, for a test")
+    made.add_argument("--threads", type=at_least_one, default=1)
+    made.add_argument("--seconds", type=positive, default=3.0, help="time for each case")
+
+    def measure(given: argparse.Namespace) -> Result:
+        return run(given.quick, threads=given.threads, seconds=given.seconds)
+
+    return run_command(made, arguments, measure, lambda result, _given: print(table(cast("Result", result))))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import random
 import statistics
@@ -35,6 +34,7 @@ from typing import Any
 import msgspec
 
 from swarmnode.backbone.session import GenerateRequest
+from swarmnode.bench.command import Result, count, parser, positive, run_command
 from swarmnode.control import Json
 from swarmnode.demo import BATCH, CONTEXT, MODEL, PROMPT, local_run
 from swarmnode.errors import SwarmnodeError, UsageError
@@ -331,31 +331,31 @@ def _print(result: Json) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse and run; 1 where a generation was aborted or different."""
-    parser = argparse.ArgumentParser(description="What the sudden death of a worker costs a generation.")
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--every", default="20-40", help="seconds between kills, FROM-TO")
-    parser.add_argument("--single", type=int, default=0, help="instead: so many generations with one kill each")
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=96, help="of each generation")
-    parser.add_argument("--emulate", help="a link for the founder, such as rtt=40ms")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(arguments)
+    made = parser("python -m swarmnode.bench.faults", __doc__)
+    made.add_argument("--minutes", type=positive, default=10.0)
+    made.add_argument("--every", default="20-40", help="seconds between kills, FROM-TO")
+    made.add_argument("--single", type=int, default=0, help="instead: so many generations with one kill each")
+    made.add_argument("--workers", type=count, default=4)
+    made.add_argument("--tokens", type=count, default=96, help="of each generation")
+    made.add_argument("--emulate", help="a link for the founder, such as rtt=40ms")
+    made.add_argument("--seed", type=int, default=0)
+    return run_command(
+        made, arguments, _measure, lambda result, _given: _print(dict(result)),
+        failed=lambda result: bool(result["aborted"] or result["different"]),
+    )  # fmt: skip
+
+
+def _measure(given: argparse.Namespace) -> Result:
     try:
         low, _, high = given.every.partition("-")
-        every = float(low), float(high or low)
-    except ValueError:
+        every = positive(low), positive(high or low)
+    except argparse.ArgumentTypeError:
         raise UsageError(f"--every {given.every}: give FROM-TO in seconds") from None
     options = FaultOptions(
         minutes=given.minutes, every=every, single=given.single, workers=given.workers, tokens=given.tokens,
         emulate=given.emulate, seed=given.seed,
     )  # fmt: skip
-    result = asyncio.run(run(options))
-    if given.json:
-        print(json.dumps(result))
-    else:
-        _print(result)
-    return int(bool(result["aborted"] or result["different"]))
+    return asyncio.run(run(options))
 
 
 if __name__ == "__main__":

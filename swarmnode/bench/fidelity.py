@@ -23,6 +23,7 @@ import numpy as np
 from swarmnode import fidelity
 from swarmnode.backbone.hook import F32, I32, Experts, PendingRows
 from swarmnode.backbone.llama import LlamaModel
+from swarmnode.backbone.trace import trace_model
 from swarmnode.bench.clients import attached_client
 from swarmnode.demo import MODEL
 from swarmnode.dispatch.client import ExpertClient
@@ -31,7 +32,7 @@ from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.gate.forward import CHUNK, Forward
 from swarmnode.gate.text import held_out_tokens
 from swarmnode.local_swarm import LocalSwarm, NodeProcess
-from swarmnode.onboard import ModelPack, onboard, trace_model
+from swarmnode.onboard import ModelPack, onboard
 
 __all__ = ["held_out_tokens", "run"]
 

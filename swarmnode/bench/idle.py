@@ -6,11 +6,12 @@ or three to 100 KB. Time from the first write to the last byte at the other side
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import statistics
+from collections.abc import Sequence
 
+from swarmnode.bench.command import Result, not_negative, parser, run_command
+from swarmnode.bench.command import count as at_least_one
 from transport.config import TransportConfig
 from transport.emulation import LinkEmulation
 from transport.endpoint import Endpoint
@@ -47,27 +48,22 @@ async def after_idle(engine: str, seconds: float, count: int) -> dict[int, list[
     return times
 
 
-async def _main(seconds: float, count: int, as_json: bool) -> None:
+async def _run(seconds: float, n: int) -> Result:
+    rows = []
     for engine in ("qh3", "aioquic"):
-        times = await after_idle(engine, seconds, count)
-        rows = {
-            size: {"p50_ms": round(statistics.median(ms), 1), "max_ms": round(max(ms), 1)} for size, ms in times.items()
-        }
-        if as_json:
-            print(json.dumps({"engine": engine, "idle_s": seconds, "n": count, "rows": rows}))
-        for size, row in rows.items() if not as_json else ():
-            print(f"{engine:8} {size:7} B after {seconds:g} s idle: {row['p50_ms']} ms, at most {row['max_ms']} ms")
+        for size, ms in (await after_idle(engine, seconds, n)).items():
+            figures = {"p50_ms": round(statistics.median(ms), 1), "max_ms": round(max(ms), 1)}
+            rows.append({"engine": engine, "bytes": size, **figures})
+    return {"idle_s": seconds, "n": n, "rows": rows}
 
 
-def main() -> None:
-    """Parse and run."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--idle", type=float, default=10.0, help="seconds")
-    parser.add_argument("--count", type=int, default=10)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    asyncio.run(_main(given.idle, given.count, given.json))
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See the module."""
+    made = parser("python -m swarmnode.bench.idle", __doc__)
+    made.add_argument("--idle", type=not_negative, default=10.0, help="seconds")
+    made.add_argument("--count", type=at_least_one, default=10)
+    return run_command(made, arguments, lambda given: asyncio.run(_run(given.idle, given.count)))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

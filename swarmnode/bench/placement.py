@@ -13,9 +13,8 @@ itself: chosen for whole selections by the planner, and the hottest of each site
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,17 @@ from numpy.typing import NDArray
 from swarmnode.backbone.hook import F32, I32, EvalHook
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.backbone.session import Session
+from swarmnode.backbone.trace import trace_model
+from swarmnode.bench.command import Result, parser, run_command
+from swarmnode.bench.command import count as at_least_one
 from swarmnode.bench.fidelity import held_out_tokens
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.expert_bank import ExpertBank
 from swarmnode.demo import MODEL
+from swarmnode.errors import UsageError
 from swarmnode.model.manifest import Manifest
 from swarmnode.model.source_bank import SourceBank
-from swarmnode.onboard import onboard, trace_model
+from swarmnode.onboard import onboard
 from swarmnode.placement.coactivation import balance, load_only, split, workers_per_token
 from swarmnode.placement.planner import PlanRequest, WorkerSpec, estimate, plan
 from swarmnode.placement.request import bools
@@ -240,18 +243,7 @@ def run(tokens: int = 8192) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Parse and run."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    if given.tokens < 2:
-        parser.error("--tokens: at least 2, half of them to judge by")
-    result = run(given.tokens)
-    if given.json:
-        print(json.dumps(result))
-        return
+def _show(result: Result, _given: argparse.Namespace) -> None:
     print(
         f"{result['model']}, {result['sites']} sites, {result['tokens']} tokens of held-out text, half of them to judge"
     )
@@ -269,5 +261,18 @@ def main() -> None:
         )
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See the module."""
+    made = parser("python -m swarmnode.bench.placement", __doc__)
+    made.add_argument("--tokens", type=at_least_one, default=8192, help="half of them to judge by")
+
+    def measure(given: argparse.Namespace) -> Result:
+        if given.tokens < 2:
+            raise UsageError("--tokens: at least 2, half of them to judge by")
+        return run(given.tokens)
+
+    return run_command(made, arguments, measure, _show)
+
+
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -1,9 +1,10 @@
 """What a prompt costs over a thin link: tokens per second, and each layer's time beside what it cannot be less than.
 
 Worker processes, the backbone's parts (llama.cpp, hook, client, endpoint) in this process, so that its layers can be
-timed; the link is emulated at this end, one for all workers. The prompt is evaluated in batches of `batch`, a long one
-once (REPEAT): it is much the same layer all along. Every row is measured twice: with the backbone's own time in it, and
-the dispatch alone, calls of a batch of random rows one after the other.
+timed; the link is emulated at this end, one for all workers. The prompt is evaluated in batches of `batch`: one of a
+single batch REPEAT times, of which the median counts, a longer one once, since it is much the same layer all along.
+Every row is measured twice: with the backbone's own time in it, and the dispatch alone, calls of a batch of random rows
+one after the other.
 
     layer_ms   the time of a layer and batch, the head's and embedding's included
     local_ms   the same with experts that answer at once: what this node computes itself
@@ -44,7 +45,9 @@ import numpy as np
 from swarmnode.backbone.hook import EvalHook, Experts, PendingRows
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.backbone.session import Session
+from swarmnode.backbone.trace import trace_model
 from swarmnode.bench.clients import attached_client
+from swarmnode.bench.command import Result, count, not_negative, parser, positive, run_command
 from swarmnode.bench.dispatch import LARGE
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.engine_api import F32Array, I32Array
@@ -56,8 +59,7 @@ from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.dispatch.pace import SETUP_ROWS
 from swarmnode.local_swarm import NodeProcess
 from swarmnode.model.random_model import write_random_model
-from swarmnode.onboard import ModelPack, onboard, trace_model
-from swarmnode.tables import print_rows
+from swarmnode.onboard import ModelPack, onboard
 from transport.config import TransportConfig
 from transport.emulation import LinkEmulation
 
@@ -65,7 +67,7 @@ PACE_S = 30e-6  # a row of 3,072 × 1,024 on eight cores
 PACED = "--paced="
 LAYER, DEMO = "one layer of d 3072, ff 1024, top 8 of 32", "demo: d 256, ff 256, top 4 of 16"
 RATES = (100.0, 1000.0, math.inf)  # Mbit/s
-REPEAT = 2  # evaluations of a prompt of one batch, of which the best counts; one of several batches is evaluated once
+REPEAT = 3  # evaluations of a prompt of one batch; one of several batches is evaluated once
 # Of the dispatch alone: a congestion window takes some calls to open, and the median of the later ones counts.
 ALONE_WARM, ALONE_CALLS, ALONE_S = 3, 6, 5.0  # calls at most, or so many seconds
 Progress = Callable[[str], None]
@@ -334,7 +336,7 @@ def _totals(client: ExpertClient) -> tuple[float, float, float, float, float]:
 
 
 def _evaluate(pack: ModelPack, experts: Experts, case: Case) -> float:
-    """Seconds of the whole prompt, the best of REPEAT where it is one batch. In a thread of its own."""
+    """Seconds of the whole prompt, the median of REPEAT where it is one batch. In a thread of its own."""
     model = LlamaModel(pack.backbone, remote_experts=True)
     plan = trace_model(model, {t.name: t.ne for t in pack.manifest.tensors})
     hook = EvalHook(plan, experts)
@@ -342,7 +344,7 @@ def _evaluate(pack: ModelPack, experts: Experts, case: Case) -> float:
     session = Session(model, context, hook)
     random = np.random.default_rng(0)
     tokens = random.integers(0, model.n_vocab, case.tokens).tolist()
-    best = math.inf
+    seconds: list[float] = []
     try:
         session.evaluate(tokens[: min(64, case.batch)], 0, all_logits=True)  # memory is touched for the first time
         for _ in range(REPEAT if case.tokens <= case.batch else 1):
@@ -351,10 +353,10 @@ def _evaluate(pack: ModelPack, experts: Experts, case: Case) -> float:
             for at in range(0, len(tokens), case.batch):
                 # All logits, where each row is another generation's; so the last layer has all rows in both kinds.
                 session.evaluate(tokens[at : at + case.batch], at, all_logits=True)
-            best = min(best, time.perf_counter() - began)
+            seconds.append(time.perf_counter() - began)
     finally:
         session.close()
-    return best
+    return statistics.median(seconds)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -362,24 +364,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["up"]:
         return _up(given)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two small cases, for a test")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rtt", type=float, default=80.0, help="milliseconds")
-    parser.add_argument("--mbit", type=_list_of(float), default=RATES, help="such as 100,1000,inf")
-    parser.add_argument("--tokens", type=_list_of(int), default=(2048, 8192), help="such as 2048,8192")
-    chosen = parser.parse_args(given)
-    result = run(chosen.quick, rtt_ms=chosen.rtt, rates=chosen.mbit, tokens=chosen.tokens, progress=_tell)
-    print_rows(result, as_json=chosen.json)
-    return 0
+    made = parser("python -m swarmnode.bench.prefill", __doc__)
+    made.add_argument("--quick", action="store_true", help="two small cases, for a test")
+    made.add_argument("--rtt", type=not_negative, default=80.0, help="milliseconds")
+    made.add_argument("--mbit", type=_rates, default=RATES, help="such as 100,1000,inf")
+    made.add_argument("--tokens", type=_counts, default=(2048, 8192), help="such as 2048,8192")
+
+    def measure(chosen: argparse.Namespace) -> Result:
+        return run(chosen.quick, rtt_ms=chosen.rtt, rates=chosen.mbit, tokens=chosen.tokens, progress=_tell)
+
+    return run_command(made, given, measure)
 
 
 def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _list_of(kind: Any) -> Any:  # what argparse takes as a type: str -> anything
-    return lambda text: tuple(kind(part) for part in text.split(","))
+def _rates(text: str) -> tuple[float, ...]:
+    return tuple(math.inf if part == "inf" else positive(part) for part in text.split(","))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(count(part) for part in text.split(","))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import datetime
 import ipaddress
-import json
 import os
 import platform
 import random
@@ -24,9 +23,8 @@ import shutil
 import signal
 import socket
 import statistics
-import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -38,7 +36,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from swarmnode.bench.command import Result, parser, positive, run_command
 from swarmnode.bench.relay_process import RelayProcess
+from swarmnode.errors import SwarmnodeError
 from transport.config import TransportConfig
 from transport.endpoint import Endpoint
 from transport.identity import Identity
@@ -73,7 +73,7 @@ http {{
 """
 
 
-class CannotRun(Exception):
+class CannotRun(SwarmnodeError):
     """Something that this needs is missing; one line says what."""
 
 
@@ -350,7 +350,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: Mapping[str, Any]) -> str:
     """For people."""
     lines = [f"{result['machine']}; {result['seconds']:g} s, {result['relays']} relay(s) behind nginx with TLS"]
     for name in ("requests", "latency", "cuts"):
@@ -364,23 +364,19 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run and print."""
-    parser = argparse.ArgumentParser(
-        prog="python -m swarmnode.bench.relay_front",
-        description="Send requests through a relay behind nginx, whose connections are cut again and again.",
-    )
-    parser.add_argument("--minutes", type=float, default=10.0, help="for how long (default %(default)s)")
-    parser.add_argument("--relays", type=int, choices=(1, 2), default=1, help="how many (default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(argv)
-    try:
-        result = asyncio.run(run(options.minutes * 60, options.relays))
-    except CannotRun as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(json.dumps(result) if options.json else table(result))
-    return 1 if result["requests"]["unanswered"] or result["requests"]["wrong"] else 0
+    """Send requests through a relay behind nginx, whose connections are cut again and again."""
+    made = parser("python -m swarmnode.bench.relay_front", main.__doc__)
+    made.add_argument("--minutes", type=positive, default=10.0, help="for how long (default %(default)s)")
+    made.add_argument("--relays", type=int, choices=(1, 2), default=1, help="how many (default %(default)s)")
+
+    def measure(given: argparse.Namespace) -> Result:
+        return asyncio.run(run(given.minutes * 60, given.relays))
+
+    def failed(result: Result) -> bool:
+        return bool(result["requests"]["unanswered"] or result["requests"]["wrong"])
+
+    return run_command(made, argv, measure, lambda result, _given: print(table(result)), failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -12,14 +12,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import platform
 import statistics
 import struct
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any, cast
 
@@ -30,7 +28,10 @@ from websockets.http11 import Response
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
+from swarmnode.bench.command import Result, parser, positive, run_command
+from swarmnode.bench.command import count as at_least_one
 from swarmnode.bench.relay_process import READY_SECONDS, RelayProcess
+from swarmnode.errors import SwarmnodeError
 from transport.identity import Identity
 from transport.proto.relay_frames import (
     MAX_MESSAGE,
@@ -288,7 +289,7 @@ def _files_missing(clients: int) -> int:
     return 0 if allowed == resource.RLIM_INFINITY else max(0, clients + FILES_BESIDE - allowed)
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: Mapping[str, Any]) -> str:
     """For people."""
     lines = [result["machine"]]
     for name, values in result.items():
@@ -298,23 +299,19 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run and print."""
-    parser = argparse.ArgumentParser(
-        prog="python -m swarmnode.bench.relay_load", description="Load a relay and measure it."
-    )
-    parser.add_argument("--idle", type=int, default=2000, help="clients that only stay connected (default %(default)s)")
-    parser.add_argument("--pairs", type=int, default=200, help="pairs that talk (default %(default)s)")
-    parser.add_argument("--seconds", type=float, default=120.0, help="for how long (default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(argv)
-    missing = _files_missing(options.idle + 2 * options.pairs)
-    if missing:
-        print(f"this process may open {missing} files too few; raise it with: ulimit -n", file=sys.stderr)
-        return 1
-    result = asyncio.run(run(options.idle, options.pairs, options.seconds))
-    print(json.dumps(result) if options.json else table(result))
-    return 0
+    """Load a relay and measure it."""
+    made = parser("python -m swarmnode.bench.relay_load", main.__doc__)
+    made.add_argument("--idle", type=int, default=2000, help="clients that only stay connected (default %(default)s)")
+    made.add_argument("--pairs", type=at_least_one, default=200, help="pairs that talk (default %(default)s)")
+    made.add_argument("--seconds", type=positive, default=120.0, help="for how long (default %(default)s)")
+
+    def measure(given: argparse.Namespace) -> Result:
+        if missing := _files_missing(given.idle + 2 * given.pairs):
+            raise SwarmnodeError(f"this process may open {missing} files too few; raise it with: ulimit -n")
+        return asyncio.run(run(given.idle, given.pairs, given.seconds))
+
+    return run_command(made, argv, measure, lambda result, _given: print(table(result)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -13,9 +13,12 @@ import json
 import logging
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from swarmnode.bench.command import Result, not_negative, parser, run_command
+from swarmnode.bench.command import count as at_least_one
 from swarmnode.bench.relay_process import RelayProcess
 from transport.identity import Identity
 from transport.proto.relay_url import parse_relay_url
@@ -90,15 +93,18 @@ async def run(count: int, settle: float) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    """Parse and run."""
-    parser = argparse.ArgumentParser(description="How a relay's clients come back after it restarts.")
-    parser.add_argument("--clients", type=int, default=1000)
-    parser.add_argument("--settle", type=float, default=SPREAD_KNOWN, help="seconds before each restart")
-    given = parser.parse_args()
-    logging.getLogger("transport").setLevel(logging.CRITICAL)
-    print(json.dumps(asyncio.run(run(given.clients, given.settle))))
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See the module."""
+    made = parser("python -m swarmnode.bench.relay_restart", __doc__)
+    made.add_argument("--clients", type=at_least_one, default=1000)
+    made.add_argument("--settle", type=not_negative, default=SPREAD_KNOWN, help="seconds before each restart")
+
+    def measure(given: argparse.Namespace) -> Result:
+        logging.getLogger("transport").setLevel(logging.CRITICAL)
+        return asyncio.run(run(given.clients, given.settle))
+
+    return run_command(made, arguments, measure, lambda result, _given: print(json.dumps(result)))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -29,6 +29,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from swarmnode.bench.command import Result, count, not_negative, parser, positive, run_command
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.demo import MODEL
 from swarmnode.errors import SwarmnodeError
@@ -282,18 +283,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = next(one for one in given if one in {case.name for case in CASES})
         given.remove(name)
         return _up([name, *given[1:]])
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("cases", nargs="*", choices=[[], *(case.name for case in CASES)], default=[])
-    parser.add_argument("--rtt-ms", type=float, default=0.0, help="of the good members, instead of the case's own")
-    parser.add_argument("--replicas", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=RUN_S, help="of generation per figure")
-    parser.add_argument("--json", action="store_true")
-    chosen = parser.parse_args(given)
-    result = run(chosen.cases, rtt_ms=chosen.rtt_ms, replicas=chosen.replicas, run_s=chosen.seconds)
-    from swarmnode.tables import print_rows  # noqa: PLC0415
+    made = parser("python -m swarmnode.bench.slow_member", __doc__)
+    made.add_argument("cases", nargs="*", choices=[[], *(case.name for case in CASES)], default=[])
+    made.add_argument("--rtt-ms", type=not_negative, default=0.0, help="of the good members, instead of the case's own")
+    made.add_argument("--replicas", type=count, default=1)
+    made.add_argument("--seconds", type=positive, default=RUN_S, help="of generation per figure")
 
-    print_rows(result, as_json=chosen.json)
-    return 0
+    def measure(chosen: argparse.Namespace) -> Result:
+        return run(chosen.cases, rtt_ms=chosen.rtt_ms, replicas=chosen.replicas, run_s=chosen.seconds)
+
+    return run_command(made, given, measure)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ is over all of them, `lowest` that of the worst single one. `noise` strays the s
 
 from __future__ import annotations
 
-import argparse
 import ast
 import math
 import random
@@ -26,9 +25,9 @@ from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.backbone.sampling import Sampling
 from swarmnode.backbone.session import GenerateRequest, Session, TokenEvent
 from swarmnode.backbone.speculation import Drafter, Speculator
+from swarmnode.bench.command import not_negative, parser, run_command
 from swarmnode.demo import CONTEXT, MODEL
 from swarmnode.gate.text import held_out_tokens
-from swarmnode.tables import print_rows
 
 Seconds = Callable[[int], float]  # of a decode, by its tokens
 Stream = tuple[list[int], list[int]]  # prompt, output
@@ -186,15 +185,13 @@ def run(*, quick: bool = False, noise: float = 0.05) -> dict[str, Any]:
     return {"model": MODEL.name, "generations": count, "noise": noise, "rows": rows_of(streams, noise)}
 
 
-def main() -> None:
-    """Parse and run."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="two short generations of each kind")
-    parser.add_argument("--noise", type=float, default=0.05, help="of the told seconds, of a plain step")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    print_rows(run(quick=given.quick, noise=given.noise), as_json=given.json)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See the module."""
+    made = parser("python -m swarmnode.bench.speculation_replay", __doc__)
+    made.add_argument("--quick", action="store_true", help="two short generations of each kind")
+    made.add_argument("--noise", type=not_negative, default=0.05, help="of the told seconds, of a plain step")
+    return run_command(made, arguments, lambda given: run(quick=given.quick, noise=given.noise))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -40,6 +40,7 @@ from swarmnode.backbone.graph_trace import GraphPlan, SitePlan
 from swarmnode.backbone.hook import F32, I32, EvalHook, Experts, PendingRows
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.backbone.session import Session
+from swarmnode.backbone.trace import trace_model
 from swarmnode.bench.clients import attached_client
 from swarmnode.bench.command import parser, run_command
 from swarmnode.bench.dispatch import LARGE
@@ -48,7 +49,7 @@ from swarmnode.dispatch.client import ExpertClient
 from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.local_swarm import NodeProcess
 from swarmnode.model.random_model import RandomModel, write_random_model
-from swarmnode.onboard import ModelPack, onboard, trace_model
+from swarmnode.onboard import ModelPack, onboard
 
 STAR_RTT_MS = (10.0, 30.0, 60.0, 90.0)
 OVERLAP_RTT_MS = 80.0

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import platform
 import re
@@ -23,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -33,6 +32,7 @@ from swarmnode.bench.carriers.iroh_package import Iroh
 from swarmnode.bench.carriers.quic import Quic
 from swarmnode.bench.carriers.relay_messages import RelayMessages
 from swarmnode.bench.carriers.streams import StockAioquic, Tls
+from swarmnode.bench.command import Result, parser, run_command
 
 MB = 1_000_000
 NETWORK = "-1452"  # our endpoint with the datagrams of a network path instead of loopback's
@@ -265,7 +265,7 @@ async def _serve(carrier: Carrier, place: Place) -> None:
 # -- output
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: Mapping[str, Any]) -> str:
     """The rows as text, each with its ratio to TLS over TCP in the same run."""
     lines = [f"{'transport':<22}{'case':<11}{'p50 ms':>10}{'p99 ms':>10}{'MB/s':>8}{'n':>6}{'vs tcp-tls':>12}  note"]
     base = {row["case"] + tail: row for row in result["rows"] if row["transport"] == BASE for tail in ("", NETWORK)}
@@ -282,21 +282,22 @@ def table(result: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table, or with --json the data."""
-    parser = argparse.ArgumentParser(prog="bench transport", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the work, once: shape, not figures")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
-    parser.add_argument("--transport", action="append", choices=CARRIERS, help="only this one (may be repeated)")
-    parser.add_argument("--serve", choices=CARRIERS, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--relay", help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
-    if arguments.serve:
-        asyncio.run(_serve(CARRIERS[arguments.serve], Place(arguments.folder, arguments.relay)))
+    made = parser("bench transport", __doc__)
+    made.add_argument("--quick", action="store_true", help="a tenth of the work, once: shape, not figures")
+    made.add_argument("--transport", action="append", choices=CARRIERS, help="only this one (may be repeated)")
+    made.add_argument("--serve", choices=CARRIERS, help=argparse.SUPPRESS)
+    made.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    made.add_argument("--relay", help=argparse.SUPPRESS)
+    given = made.parse_args(argv)
+    if given.serve:
+        asyncio.run(_serve(CARRIERS[given.serve], Place(given.folder, given.relay)))
         return 0
-    result = run(arguments.quick, arguments.transport or ())
-    print(json.dumps(result) if arguments.json else table(result))
-    return 0
+
+    def measure(chosen: argparse.Namespace) -> Result:
+        return run(chosen.quick, chosen.transport or ())
+
+    return run_command(made, argv, measure, lambda result, _given: print(table(result)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

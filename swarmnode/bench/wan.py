@@ -56,6 +56,7 @@ from swarmnode.tables import print_rows
 
 RTT = "0,5,20,80,100,200"
 CELL_S = 6.0
+LEAST_S, MOST_STREAMS = 0.01, 4096  # that may be asked for
 CELL_PROMPT = 160  # characters: a whole prompt in exact mode at 10 Mbit/s would be all that a cell has time for
 GATE_POSITIONS, QUICK_GATE_POSITIONS = 2048, 1024
 
@@ -169,6 +170,20 @@ def _numbers(text: str, name: str, least: float) -> tuple[float, ...]:
     return found
 
 
+def _number(value: float, name: str, least: float, most: float = 1e6) -> float:
+    """An option as it was parsed, within bounds. UsageError where it is not."""
+    if not least <= value <= most:
+        raise UsageError(f"--{name} {value:g}: give {least:g} to {most:g}")
+    return value
+
+
+def _counts(text: str, name: str) -> tuple[int, ...]:
+    numbers = _numbers(text, name, 1)
+    if not all(number.is_integer() and number <= MOST_STREAMS for number in numbers):
+        raise UsageError(f"--{name} {text}: give whole numbers, {MOST_STREAMS} at most")
+    return tuple(int(number) for number in numbers)
+
+
 def _names(text: str, name: str, known: Iterable[str]) -> tuple[Any, ...]:  # of a Literal type that the caller knows
     found, known = tuple(part.strip() for part in text.split(",")), tuple(known)
     if wrong := [part for part in found if part not in known]:
@@ -182,6 +197,15 @@ def options_of(given: argparse.Namespace) -> tuple[WanOptions, str]:
     told = {one.name: getattr(given, one.name) for one in fields(_Axes) if getattr(given, one.name) is not None}
     wish = replace(preset, **told)
     bounded = given.grid or given.quick
+    _number(wish.seconds, "seconds", LEAST_S)
+    _number(given.kept, "kept", 0, 1)
+    if given.cell is not None:
+        _number(given.cell, "cell", LEAST_S)
+    if given.tokens:  # of a single one there is nothing to be measured: the first is not counted
+        _number(given.tokens, "tokens", 2)
+    rtt_ms = _numbers(wish.rtt, "rtt", 0)
+    mbit = tuple(rate or None for rate in _numbers(wish.mbit, "mbit", 0))
+    streams, temperature = _counts(wish.streams, "streams"), _numbers(given.temperature, "temperature", 0)
     if given.shape and given.model is not None:
         raise UsageError("--shape with --model: a shape is a model; give one of them")
     shaped = wan_model.shaped_model(given.shape) if given.shape else None
@@ -191,20 +215,20 @@ def options_of(given: argparse.Namespace) -> tuple[WanOptions, str]:
     # Slices of gigabytes would have to go through the emulated link before anything is measured.
     levers = given.levers or ("none,all" if shaped is None else "none,all-remote")
     options = WanOptions(
-        rtt_ms=_numbers(wish.rtt, "rtt", 0),
-        mbit=tuple(rate or None for rate in _numbers(wish.mbit, "mbit", 0)),
-        streams=tuple(int(count) for count in _numbers(wish.streams, "streams", 1)),
+        rtt_ms=rtt_ms,
+        mbit=mbit,
+        streams=streams,
         levers=parse_levers(levers),
         text=_names(wish.text, "text", CLASSES),
         path=_names(wish.path, "path", get_args(PathName)),
-        temperature=_numbers(given.temperature, "temperature", 0),
+        temperature=temperature,
         seconds=wish.seconds,
         tokens=given.tokens,
         model=model,
         draft=given.draft,
         kept=given.kept,
         gate_positions=QUICK_GATE_POSITIONS if given.quick or shaped is not None else GATE_POSITIONS,
-        cell_s=(given.cell or CELL_S) if bounded or given.cell else None,
+        cell_s=(given.cell or CELL_S) if bounded or given.cell is not None else None,
         waterfall=given.grid and not given.quick and given.levers is None and shaped is None,
         prompt_characters=wan_model.PROMPT_CHARACTERS if shaped is not None else CELL_PROMPT if bounded else 0,
     )
@@ -228,7 +252,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--temperature", default="0")
     made.add_argument("--seconds", type=float, help="of decoding per row, at least; with --grid about so many")
     made.add_argument("--cell", type=float, help=f"seconds that a row may take at most; {CELL_S:g} with --grid")
-    made.add_argument("--tokens", type=int, default=0, help="of each generation, instead of what fits the time")
+    made.add_argument("--tokens", type=int, default=0, help="of each generation, at least 2; else what fits the time")
     made.add_argument("--model", type=Path)
     made.add_argument("--shape", help="a random-weight model of a published layer shape: Qwen3.5-122B:3")
     made.add_argument("--draft", type=Path, help="speculate with this small model instead of n-gram lookup")

@@ -72,6 +72,13 @@ class RowFile:
         """Begin a file, or with `resume` go on with it. UsageError where there is one already, or one of other rows."""
         self._path = path
         self.rows: list[Row] = []
+        try:
+            self._begin(about, resume=resume)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
+
+    def _begin(self, about: Mapping[str, Any], *, resume: bool) -> None:
+        path = self._path
         if path.exists() and path.stat().st_size:
             if not resume:
                 raise UsageError(f"{path}: is there already; go on with it by --resume, or give another --out")

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from swarmnode.bench.wan_cases import Case, WanOptions
 from swarmnode.bench.wan_swarm import learn_routing, wan_swarm
 from swarmnode.bench.wan_text import prompts
@@ -180,8 +182,8 @@ class Bench:
         """Why these levers cannot be used; the gate is run when the first one needs it."""
         if not {"int8", "int8-back"}.intersection(levers):
             return ""
-        if self._gated is None and isinstance(load_verdict(self._pack), Verdict):
-            self._gated = ""  # a pack that is kept has been judged before
+        if self._gated is None and isinstance(kept := load_verdict(self._pack), Verdict):
+            self._gated = f"the gate: {kept.failure}" if kept.failure else ""  # it has been judged before
         if self._gated is None:
             self._tell(f"the gate, on {self._options.gate_positions} positions")
             self._gated = await asyncio.to_thread(_gate, self._pack, self._options.gate_positions)
@@ -197,7 +199,10 @@ class Bench:
             while waiting := [case for case in group if tallies[case].seconds < options.seconds]:
                 for case in waiting:
                     tokens = options.tokens or self._length(case)
+                    before_s = tallies[case].seconds
                     await self._count(backbone, case, number, tokens, tallies[case])
+                    if tallies[case].seconds <= before_s:  # it would go on for ever
+                        raise SwarmnodeError(f"generations of {tokens} tokens take no time that could be measured")
                 number += 1
             wire = await _wire(backbone)
         found = {case: {**row(case, tally, self._n_sites), "wire": wire} for case, tally in tallies.items()}
@@ -354,8 +359,24 @@ async def _wire(backbone: NodeProcess) -> str:
 
 
 def _gate(pack: ModelPack, positions: int) -> str:
-    """Let the gate judge the wire types for this pack. Returns why it could not, "" where it has a verdict."""
+    """Let the gate judge the wire types for this pack. Returns why it did not pass, or could not be run; "" where it
+    passed."""
     command = [sys.executable, "-m", "swarmnode", "gate", str(pack.path), "--positions", str(positions), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = [line.strip("│ ") for line in done.stderr.splitlines() if re.search(r"\w", line)]
-    return "" if not done.returncode else f"the gate: {said[-1] if said else f'exit code {done.returncode}'}"
+    if not done.returncode:
+        return ""
+    return f"the gate: {_why(done.stdout, done.stderr) or f'exit code {done.returncode}'}"
+
+
+def _why(stdout: str, stderr: str) -> str:
+    """Why a gate that was told --json has failed: its report's `error`, else the last line of its standard error."""
+    try:
+        error = msgspec.json.decode(stdout, type=_Report).error
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        error = ""
+    said = [line.strip("│ ") for line in stderr.splitlines() if re.search(r"\w", line)]
+    return error or (said[-1] if said else "")
+
+
+class _Report(msgspec.Struct, frozen=True):
+    error: str = ""

@@ -3,16 +3,19 @@
 What decides a decode over a distance is kept: the width that goes over the wire, the experts' inner width, how many are
 chosen, the shared expert. The number of experts is what fits: routing is random, and a token's bytes do not depend on
 it. The architecture is qwen2moe, whatever the model's own is. Files are written once, into the cache folder
-(SWARMNODE_CACHE), each with its pack beside it. Called by `wan.py`.
+(SWARMNODE_CACHE), each with its pack beside it; one that is there is taken again, whatever would fit today. Called by
+`wan.py`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from swarmnode.config import default_cache_dir
@@ -62,26 +65,36 @@ def parse_shape(text: str) -> tuple[ModelShape, int, int]:
 
 
 def shaped_model(text: str, *, room: int | None = None, folder: Path | None = None) -> ShapedModel:
-    """The model that `text` describes, with as many experts as fit `room` bytes (default: MOST_BYTES, and half of the
-    free memory and disk). UsageError where not even those that one token uses fit."""
+    """The model that `text` describes: as it was written before, else with as many experts as fit `room` bytes
+    (default: MOST_BYTES, and half of the free memory and disk). UsageError where not even those that one token uses
+    fit."""
     folder = folder or cache_folder()
     shape, layers, experts = parse_shape(text)
     whole = _random_model(shape, layers, experts)
-    each = _size(_random_model(shape, layers, experts + 1)) - _size(whole)
-    room = _room(folder) if room is None else room
-    fit = experts - max(0, -(-(_size(whole) - room) // each))
-    if fit < shape.k:
-        raise UsageError(f"--shape {text}: {shape.k} experts of {layers} layers do not fit {room >> 20} MB; take fewer")
-    model = replace(whole, n_expert=fit)
-    name = f"{re.sub(r'[^A-Za-z0-9.-]', '-', shape.name)}-{layers}x{fit}.gguf"
+    name = f"{re.sub(r'[^A-Za-z0-9.-]', '-', shape.name)}-{layers}x"
+
+    def path(model: RandomModel) -> Path:
+        """The wish is part of it, so that fewer experts that somebody asked for are not taken for all that fit."""
+        return folder / f"{name}{model.n_expert}of{experts}-{_fingerprint(model)}.gguf"
+
+    possible = (replace(whole, n_expert=n) for n in range(experts, shape.k - 1, -1))
+    model = next((one for one in possible if path(one).is_file()), None)
+    if model is None:
+        each = _size(_random_model(shape, layers, experts + 1)) - _size(whole)
+        room = _room(folder) if room is None else room
+        fit = experts - max(0, -(-(_size(whole) - room) // each))
+        if fit < shape.k:
+            said = f"{shape.k} experts of {layers} layers do not fit {room >> 20} MB"
+            raise UsageError(f"--shape {text}: {said}; take fewer")
+        model = replace(whole, n_expert=fit)
     notes = [
         f"random weights in the layer shape of {shape.name}: d {shape.d}, ff {shape.d_ff}, top {shape.k}",
-        f"{layers} of {shape.layers} layers, {fit} of {shape.n_expert} experts, {_size(model) / 1e9:.1f} GB",
+        f"{layers} of {shape.layers} layers, {model.n_expert} of {shape.n_expert} experts, {_size(model) / 1e9:.1f} GB",
         f"a shared expert of {model.n_ff_shared}" + ("" if shape.shared else " (the model has none)"),
     ]
     notes += ["the router's weights after the experts, not before"] if shape.weights == "before" else []
     notes += [f"assumed: {shape.assumed}"] if shape.assumed else []
-    return ShapedModel(model, folder / name, "; ".join(notes))
+    return ShapedModel(model, path(model), "; ".join(notes))
 
 
 def written(shaped: ShapedModel) -> Path:
@@ -107,6 +120,11 @@ def _random_model(shape: ModelShape, layers: int, experts: int) -> RandomModel:
         n_ff_shared=shape.shared or _LEAST_SHARED,
         head_size=128 if shape.d % 128 == 0 else 64,
     )
+
+
+def _fingerprint(model: RandomModel) -> str:
+    """Of all that a file is made from."""
+    return hashlib.sha256(msgspec.json.encode(asdict(model), order="sorted")).hexdigest()[:12]
 
 
 def _size(model: RandomModel) -> int:

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from swarmnode.bench.faults import FaultOptions, Gap, Kill, Record, main, report, run
-from swarmnode.errors import UsageError
 
 
 async def test_a_killed_worker_changes_nothing_but_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +52,7 @@ def test_windows_with_a_kill_are_not_quiet() -> None:
     assert len(record.quiet()) == 3
 
 
-def test_every_needs_seconds(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="give FROM-TO in seconds"):
-        main(["--every", "often"])
+@pytest.mark.parametrize("every", ["often", "0-5", "nan", "-"])
+def test_every_needs_seconds(every: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"--every={every}"]) == 2
+    assert "give FROM-TO in seconds" in capsys.readouterr().err

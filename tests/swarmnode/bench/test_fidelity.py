@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from swarmnode import fidelity
 from swarmnode.bench import fidelity as bench
-from swarmnode.gate.bounds import LEAST_CONFIDENT, LEAST_COSINE, most_kl
+from swarmnode.gate.bounds import LEAST_CONFIDENT, LEAST_COSINE, most_kl, objection
 
 
 @pytest.mark.slow
@@ -88,6 +88,13 @@ def test_logits_piece_by_piece_are_those_of_the_whole() -> None:
     assert (found.argmax, found.argmax_confident) == (whole.argmax, whole.argmax_confident)
     assert found.kl == pytest.approx(whole.kl)
     assert found.dnll == pytest.approx(whole.dnll)
+
+
+def test_flat_logits_show_no_clear_argmax() -> None:
+    flat = np.zeros((9, 30), np.float32)
+    result = fidelity.compare_logits(flat, flat, np.zeros(9, np.int64))
+    assert (result.positions, result.confident, result.argmax_confident, result.kl) == (9, 0, 0.0, 0.0)
+    assert "only 0 of 9 positions have a clear argmax" in objection(result, 1e-3)
 
 
 def test_logits_that_are_none_are_counted_and_agree_in_nothing() -> None:

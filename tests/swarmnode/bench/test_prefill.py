@@ -45,3 +45,11 @@ def test_the_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "--mbit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", [["--rtt", "-1"], ["--mbit", "100,0"], ["--mbit", "nan"], ["--tokens", "0"]])
+def test_numbers_that_cannot_be_meant_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(wrong)
+    assert ended.value.code == 2
+    assert f"argument {wrong[0]}: " in capsys.readouterr().err

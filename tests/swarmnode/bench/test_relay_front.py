@@ -29,4 +29,4 @@ def test_a_short_run_survives_a_cut_and_prints_json(
 def test_without_nginx_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     assert relay_front.main(["--minutes", "0.01"]) == 1
-    assert capsys.readouterr().err == "nginx is not installed\n"
+    assert capsys.readouterr().err.endswith("relay_front: nginx is not installed\n")

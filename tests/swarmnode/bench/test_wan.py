@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from swarmnode.bench import wan, wan_lines, wan_text
 from swarmnode.bench.wan_cases import LEVERS, STREAMS_ONLY, Case, WanOptions, cases, flags_of, parse_levers, short
-from swarmnode.bench.wan_measure import Stream, Tally, compare, row, window
+from swarmnode.bench.wan_measure import Bench, Stream, Tally, _why, compare, row, window
 from swarmnode.bench.wan_swarm import SwarmSetting, has_ipv6, wan_swarm
-from swarmnode.errors import UsageError
+from swarmnode.errors import SwarmnodeError, UsageError
+from swarmnode.gate.verdict_file import bound_of, save_verdict
 from swarmnode.onboard import ModelPack
+from tests.swarmnode.gate.samples import site, verdict
 
 CASE = Case(80.0, None, "direct", (), "code", 1, 0.0)
 
@@ -157,6 +161,61 @@ def test_a_rate_that_is_no_number_is_a_usage_error(capsys: pytest.CaptureFixture
     assert "--rtt far: give numbers" in capsys.readouterr().err
     assert wan.main(["--text", "poem"]) == 2
     assert "say prose, code, edit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--tokens", "1"], ["--tokens", "-3"], ["--seconds", "0"], ["--seconds", "nan"], ["--cell", "0"],
+        ["--kept", "1.5"], ["--kept", "nan"], ["--streams", "1.5"], ["--streams", "0"], ["--streams", "100000"],
+        ["--temperature", "-1"], ["--mbit", "inf"], ["--rtt", "nan"],
+    ],
+)  # fmt: skip
+def test_a_number_that_cannot_be_measured_with_is_a_usage_error(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert wan.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert f"{arguments[0]} " in said
+    assert said.count("\n") == 1
+
+
+async def test_rounds_that_take_no_time_end(
+    tmp_path: Path, demo_pack: ModelPack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    options = WanOptions(rtt_ms=(0.0,), levers=((),), text=("code",), tokens=1)
+    rows: list[dict[str, Any]] = []
+    bench = Bench(options, demo_pack, tmp_path, lambda _case, row: rows.append(row), lambda _text: None)
+    with pytest.raises(SwarmnodeError, match="generations of 1 tokens take no time"):
+        await bench.run(cases(options))
+    assert not rows
+
+
+def test_why_a_gate_failed() -> None:
+    report = json.dumps({"model": "m", "passed": False, "error": "layer 1 is the first that differs"})
+    assert _why(report, "noise") == "layer 1 is the first that differs"
+    assert _why("", "│ one │\n│ no such file │\n╰──╯\n") == "no such file"
+    assert _why("[1]", "") == _why('{"error": 1}', "") == _why("\x00", "──") == ""
+
+
+async def test_a_lever_is_barred_where_the_packs_verdict_is_a_failure(
+    tmp_path: Path, demo_pack: ModelPack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = ModelPack.open(Path(shutil.copytree(demo_pack.path, tmp_path / "pack")))
+    sites = pack.manifest.sites
+    figures = [
+        site(one.layer) if at else structs.replace(site(one.layer), exact_rows=128, differ=7)
+        for at, one in enumerate(sites)
+    ]
+    save_verdict(pack, verdict(*figures, bound=bound_of(pack)))
+    rows: list[dict[str, Any]] = []
+    options = WanOptions(rtt_ms=(0.0,), levers=parse_levers("int8"), text=("code",))
+    bench = Bench(options, pack, tmp_path, lambda _case, row: rows.append(row), lambda _text: None)
+    await bench.run(cases(options))
+    assert [row["skipped"].partition(": layer")[0] for row in rows] == [
+        "the gate: exact mode does not give the local run's bits"
+    ]
 
 
 def test_one_swarm_is_measured_with_and_without_speculation(

@@ -66,6 +66,16 @@ def test_a_file_of_other_rows_is_left_alone(tmp_path: Path) -> None:
         load(tmp_path / "none.jsonl")
 
 
+def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "full").write_bytes(b"x")
+    for path, said in ((tmp_path / "file" / "rows.jsonl", "written"), (tmp_path / "folder", "read")):
+        with pytest.raises(UsageError, match=f"cannot be {said}") as caught:
+            RowFile(path, ABOUT, resume=True)
+        assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "line",
     ["[1]", "{}", json.dumps(row(rtt_ms="far")), json.dumps(row(streams=0)), json.dumps(row(path="by air")), "\udcff"],
