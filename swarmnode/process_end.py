@@ -1,7 +1,7 @@
 """Why another process died, from its exit status and what it wrote: ggml's own assertion, or else its last line.
 
 Pure. llama.cpp ends the process where an assertion of its own fails, so what may do that runs in a process of its own.
-Called by whoever started one: `architectures/run.py`, `gate/worker_process.py`.
+Called by whoever started one: `backbone/trace.py`, `architectures/run.py`, `gate/worker_process.py`.
 """
 
 from __future__ import annotations

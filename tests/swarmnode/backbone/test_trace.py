@@ -10,7 +10,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -68,28 +67,36 @@ def test_a_process_that_does_not_end_is_ended(endless: Path, monkeypatch: pytest
     assert len(beats) > 2
 
 
-def test_the_process_ends_with_the_one_that_started_it_however_that_ends(endless: Path) -> None:
-    script = (
-        "import pathlib, sys\n"
-        "from swarmnode.backbone.trace import accept_apart\n"
-        "accept_apart(pathlib.Path(sys.argv[1]), shown='it')\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", script, str(endless)])
+PARENT = """
+import pathlib, subprocess, sys
+from swarmnode.backbone import trace
+
+class Told(subprocess.Popen):
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        print(self.pid, flush=True)
+
+trace.subprocess.Popen = Told
+trace.accept_apart(pathlib.Path(sys.argv[1]), shown="it")
+"""
+
+
+def test_the_process_ends_with_the_one_that_started_it_however_that_ends(endless: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PARENT, str(endless)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # what a killed process leaves
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:
+        try:
+            assert parent.stdout is not None
+            child = os.pidfd_open(int(parent.stdout.readline()))
+        finally:
+            parent.kill()
     try:
-        pipe = -1
-        while pipe < 0 and parent.poll() is None:
-            with contextlib.suppress(OSError):  # until the child has opened it, too
-                pipe = os.open(endless, os.O_WRONLY | os.O_NONBLOCK)
-            time.sleep(0.05)
-        parent.kill()
-        assert parent.wait() == -signal.SIGKILL
-        poll = select.poll()
-        poll.register(pipe, 0)
-        assert poll.poll(60_000) == [(pipe, select.POLLERR)]  # there is nobody any more who reads it
-        os.close(pipe)
+        assert select.select([child], [], [], 60)[0]  # it has ended
+    except AssertionError:
+        signal.pidfd_send_signal(child, signal.SIGKILL)
+        raise
     finally:
-        parent.kill()
-        parent.wait()
+        os.close(child)
 
 
 NOISE = b"llama_model_loader: - kv 1: tokenizer.ggml.merges\n" * 4000
