@@ -10,6 +10,7 @@ that parse their own flags, the argparse parsers. Nothing is run.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import os
 import sys
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo
@@ -154,14 +156,10 @@ def own_parser(command: Command) -> argparse.ArgumentParser:
         found.append(parser)
         raise Found
 
-    saved = argparse.ArgumentParser.parse_args
-    argparse.ArgumentParser.parse_args = stop  # type: ignore[method-assign, assignment]
-    try:
+    with mock.patch.object(argparse.ArgumentParser, "parse_args", stop), contextlib.suppress(Found):
         command.call(types.SimpleNamespace(args=[]))
-    except Found:
+    if found:
         return found[0]
-    finally:
-        argparse.ArgumentParser.parse_args = saved  # type: ignore[method-assign]
     raise RuntimeError(f"{command.name} takes its own flags and parses none: teach this tool where they are")
 
 

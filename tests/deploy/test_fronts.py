@@ -7,6 +7,7 @@ import shutil
 import ssl
 import urllib.request
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 
 from relay.config import parse_network
@@ -48,8 +49,8 @@ async def test_two_clients_talk_through_caddy(start_relay: StartRelay, tmp_path:
             writer.close()
         tls = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
         invented = {"X-Forwarded-For": "203.0.113.7"}
-        settings = {"authority": f"127.0.0.1:{port}", "tls": tls}
-        async with Client(port, headers=invented, **settings) as one, Client(port, **settings) as two:  # type: ignore[arg-type]
+        settings: Any = {"authority": f"127.0.0.1:{port}", "tls": tls}
+        async with Client(port, headers=invented, **settings) as one, Client(port, **settings) as two:
             assert one.welcome is not None
             assert "203.0.113.7" not in one.welcome.observed
             datagrams = tuple(bytes([number]) * 1400 for number in range(20))

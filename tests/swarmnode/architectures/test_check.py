@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,9 +54,9 @@ def test_a_quantised_model_passes(tmp_path: Path, arch: str, ggml_type: str) -> 
 def test_a_result_with_a_fault_does_not_pass() -> None:
     good = dict.fromkeys(LEAST_ROW, 1.0)
 
-    def of(**fields: object) -> str:
-        base: dict[str, object] = {"identical": True, "layer_cosine": good, "rollback": "exact"}
-        return objection(ArchResult(arch="a", variant="b", type="F32", **{**base, **fields}))  # type: ignore[arg-type]
+    def of(**fields: Any) -> str:
+        base: dict[str, Any] = {"identical": True, "layer_cosine": good, "rollback": "exact"}
+        return objection(ArchResult(arch="a", variant="b", type="F32", **{**base, **fields}))
 
     assert of() == ""
     assert of(rollback="refused") == ""

@@ -71,11 +71,13 @@ def test_a_plan_that_knows_no_speed_takes_nothing_back(share: int) -> None:
     assert one.believed("a", *GOOD, 10.0) == SLOW
 
 
-def test_whose_computing_is_not_known_is_nobody_to_compare_with() -> None:
+def test_whose_computing_is_not_known_is_nobody_to_compare_with(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator, heard = Coordinator(request()), dict[str, tuple[float, float]]()
-    coordinator._chances.planned = lambda peer, share, call_s, others_s, speed, now: heard.update(  # type: ignore[method-assign]
-        {peer: (call_s, others_s)}
-    )
+
+    def planned(peer: str, share: int, call_s: float, others_s: float, *_: object) -> None:
+        heard[peer] = (call_s, others_s)
+
+    monkeypatch.setattr(coordinator._chances, "planned", planned)
     row_s = {"a": 0.01, "b": 0.02, "c": 0.03, "d": 0.0, "e": 0.0, "f": 0.0}
     for peer, seconds in row_s.items():
         coordinator.report(Standing(peer, 100 * SIZE, {}, row_s=seconds, rtt_s=0.001), 0.0)
@@ -138,7 +140,7 @@ def test_who_is_fast_only_while_it_is_idle_does_not_drag_for_long() -> None:
 
 
 @pytest.mark.parametrize("room", [3 * SIZE, SIZE])
-def test_whoever_is_idle_keeps_what_fits_to_be_measured_with(room: int) -> None:
+def test_whoever_is_idle_keeps_what_fits_to_be_measured_with(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     swarm = Slowing()
     swarm.run(REVIEW_S)
     swarm.rtt_s["near"] = 0.300
@@ -147,6 +149,6 @@ def test_whoever_is_idle_keeps_what_fits_to_be_measured_with(room: int) -> None:
     swarm.report("near")
     swarm.budget = budget
     reported = swarm.report
-    swarm.report = lambda peer: None if peer == "near" else reported(peer)  # type: ignore[method-assign]
+    monkeypatch.setattr(swarm, "report", lambda peer: None if peer == "near" else reported(peer))
     targets = swarm.coordinator._wanted_of_each()
     assert sum(mask.bit_count() for mask in targets["near"].values()) == room // SIZE

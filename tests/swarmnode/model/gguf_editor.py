@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from swarmnode.model.gguf_encode import Scalar, encode_array, encode_pair, padded
 from swarmnode.model.gguf_header import read_header
@@ -57,10 +58,10 @@ class Editor:
     def index(self, name: str) -> int:
         return next(i for i, line in enumerate(self.lines) if line.name == name)
 
-    def change(self, name: str, **changes: object) -> None:
+    def change(self, name: str, **changes: Any) -> None:
         """Other fields for the line of a tensor."""
         at = self.index(name)
-        self.lines[at] = replace(self.lines[at], **changes)  # type: ignore[arg-type]  # of Line's own fields
+        self.lines[at] = replace(self.lines[at], **changes)
 
     def pack(self) -> None:
         """Offsets one after the other, as llama.cpp wants them, by the length of each line's data."""

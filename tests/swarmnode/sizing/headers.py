@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from swarmnode.model.gguf_metadata import MAX_INTEGERS
 from swarmnode.sizing.needs import ModelNeeds
@@ -54,11 +55,11 @@ class FakeHeader:
         )
 
 
-def needs(**changes: object) -> ModelNeeds:
+def needs(**changes: Any) -> ModelNeeds:
     """A small model: 10 layers of 8 experts of 1 GiB, a backbone of 2 GiB and 1 MiB per token of context."""
-    figures: dict[str, object] = {
+    figures: dict[str, Any] = {
         "name": "small", "architecture": "arch", "n_layers": 10, "n_sites": 10, "n_expert": 8, "n_used": 2,
         "d_in": 1024, "d_out": 1024, "expert_bytes": 1 << 30, "experts_total_bytes": 80 << 30,
         "dense_bytes": 2 << 30, "shared_expert": True, "kv_bytes_per_token": 1 << 20, "context_length": 1 << 16,
     }  # fmt: skip
-    return ModelNeeds(**(figures | changes))  # type: ignore[arg-type]  # the fields' own types
+    return ModelNeeds(**(figures | changes))
