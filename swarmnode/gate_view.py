@@ -75,7 +75,10 @@ def show_model(found: Row, where: str) -> None:
     if found["pairs"]:
         show(_pairs_table(found))
     _print("", "layer cosine at the lowest 0.1 %: on the way out · back · both")
-    show(_layers_table(found["rows"]))
+    show(_layers_table(found["rows"], judged=found["identical"] is not False))
+    if found["identical"] is False:  # whatever the wires did
+        _print(f"failed: {found['error']}", where)
+        return
     for wire, said in found["wires"].items():
         _print(f"{wire.upper()} " + ("passed" if said["passed"] else f"does not pass: {said['why']}"))
     if found["error"]:
@@ -119,7 +122,9 @@ def show_many(rows: Sequence[Row], what: str) -> None:
 
 def _exact(found: Row) -> str:
     if found["error"] and found["identical"] is False:
-        return str(found["error"])
+        return str(found["error"]).removeprefix("exact mode ")
+    if found["not_exact"]:
+        return f"not compared: {found['not_exact']}"
     said = _SAID[found["identical"]]
     if not found["exact_positions"]:
         return said
@@ -149,7 +154,7 @@ def _pairs_table(found: Row) -> Table:
         table.add_row("F32, partial sums", *_cells(of | {"bytes": found["bytes_f32"]}), "")
     for pair in found["pairs"]:
         finer = f"{pair['finer_layers']} layers finer" if pair["finer_layers"] else "yes"
-        passed = finer if pair["passed"] else f"no: {pair['why']}"
+        passed = finer if pair["passed"] else "no" if found["identical"] is False else f"no: {pair['why']}"
         table.add_row(f"{pair['out']} / {pair['back']}".upper(), *_cells(pair), passed)
     return table
 
@@ -159,8 +164,8 @@ def _cells(of: Row) -> list[str]:
     return [f"{of['layer_cosine']:.5f}", *shares, f"{of['kl']:.1e}", f"{of['dnll']:+.4f}", str(of["bytes"])]
 
 
-def _layers_table(rows: Sequence[Row]) -> Table:
-    """One row per layer."""
+def _layers_table(rows: Sequence[Row], *, judged: bool) -> Table:
+    """One row per layer; without the cheapest type that passes where nothing does."""
     table = _table(("layer", "exact", "F32", "F16", "INT8", "FP8", "one expert"))
     table.add_column("cheapest that passes", no_wrap=True)
     for row in rows:
@@ -175,7 +180,7 @@ def _layers_table(rows: Sequence[Row]) -> Table:
             _cosine(row["partial_f32"], 7),
             *cells,
             human_bytes(row["expert_bytes"]),
-            row["best"].upper(),
+            row["best"].upper() if judged else NO_FIGURE,
         )
     return table
 

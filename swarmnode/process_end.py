@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 TAIL = 1 << 14  # bytes of a log that are enough
 _LINE = 300  # characters of one line that are shown
+_FATAL = "Fatal Python error: "  # of faulthandler, before the stack: "Bus error" is a mapped file that was cut short
+# Nothing of llama.cpp's ends a process with these.
+_FROM_OUTSIDE = {-getattr(signal, name, 0) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGBUS")} - {0}
 _ABORTS = ("GGML_ASSERT", "GGML_ABORT", "fatal error", "ggml/")  # what a line of ggml_abort has in it
 
 
@@ -19,7 +22,8 @@ _ABORTS = ("GGML_ASSERT", "GGML_ABORT", "fatal error", "ggml/")  # what a line o
 class ProcessEnd:
     """How it ended ("exit code 1", "killed by SIGKILL") and what it said last, "" for nothing, at most 300 characters.
 
-    `aborted`: that line is an assertion of ggml or llama.cpp. `traceback`: it was a Python error.
+    `aborted`: that line is an assertion of ggml or llama.cpp, and it ended the process. `traceback`: it was a Python
+    error.
     """
 
     how: str
@@ -33,10 +37,11 @@ def process_end(status: int, log: bytes) -> ProcessEnd:
     lines = [_printable(line) for line in log[-TAIL:].decode("utf-8", "replace").splitlines()]
     lines = [line for line in lines if line]
     aborts = [line for line in lines if any(word in line for word in _ABORTS)]
+    fatal = [line for line in lines if line.startswith(_FATAL)]
     # ggml names its own source file with the path of the machine that compiled it.
-    said = aborts[-1].rpartition("llama.cpp/")[2] if aborts else lines[-1] if lines else ""
+    said = aborts[-1].rpartition("llama.cpp/")[2] if aborts else (fatal or lines)[-1] if lines else ""
     traceback = any(line.startswith("Traceback (most recent call last)") for line in lines)
-    return ProcessEnd(_how(status), said[:_LINE], bool(aborts), traceback)
+    return ProcessEnd(_how(status), said[:_LINE], bool(aborts) and status not in _FROM_OUTSIDE, traceback)
 
 
 def _printable(line: str) -> str:

@@ -13,13 +13,14 @@ from pathlib import Path
 import msgspec
 
 from swarmnode.architectures.framed import FramedExperts
+from swarmnode.architectures.refusal import LlamaRefused, refused
 from swarmnode.architectures.script import Rows, run_script, same, script_tokens
 from swarmnode.architectures.tiny_model import write_tiny_model
 from swarmnode.backbone.graph_trace import GraphPlan
 from swarmnode.backbone.llama import LlamaModel
 from swarmnode.backbone.trace import trace_model
 from swarmnode.compute.recipe import recipes_hash
-from swarmnode.errors import ModelError, SwarmnodeError
+from swarmnode.errors import ComputeError, ModelError, SwarmnodeError
 from swarmnode.gate.bounds import row_objection
 from swarmnode.gate.coding import Codec, Pair
 from swarmnode.gate.experts import TeacherForced, site_engine
@@ -68,6 +69,7 @@ def check_architecture(
     """Pass a tiny model through the gate. Writes below `folder`. Raises nothing that a model can cause.
 
     `on_built` is called when the plain local run has been done: what fails from there on is no fault of llama.cpp.
+    Before, only what llama.cpp itself refuses is (`built` False); a disk without room is not.
     A failed assertion of llama.cpp ends the process: `run.py` runs this in another one.
     """
     result = ArchResult(arch=arch, variant=variant, type=ggml_type)
@@ -75,13 +77,13 @@ def check_architecture(
     source, pack_folder = folder / f"{name}.gguf", folder / name
     try:
         local = _local(write_tiny_model(source, arch, variant, ggml_type))
-    except SwarmnodeError as error:
-        result.built, result.error = False, one_line(error, folder)
+    except (SwarmnodeError, OSError) as error:
+        result.built, result.error = not isinstance(error, LlamaRefused), one_line(error, folder)
         return result
     on_built()
     try:
         _check(result, onboard(source, pack_folder, apart=False), local)
-    except SwarmnodeError as error:
+    except (SwarmnodeError, OSError) as error:
         result.error = one_line(error, folder)
     return result
 
@@ -92,8 +94,11 @@ def one_line(error: Exception, folder: Path) -> str:
 
 
 def _local(source: Path) -> Rows:
-    with closing(LlamaModel(source, remote_experts=False, take_back=TAKE_BACK)) as model:
-        return run_script(model)
+    try:
+        with closing(LlamaModel(source, remote_experts=False, take_back=TAKE_BACK)) as model:
+            return run_script(model)
+    except (ModelError, ComputeError) as error:  # nobody else has a part in it
+        raise refused(str(error)) from None
 
 
 def _check(result: ArchResult, pack: ModelPack, local: Rows) -> None:

@@ -7,6 +7,7 @@ llama.cpp ends the process where an assertion of its own fails; whoever started 
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 import tempfile
 import time
@@ -21,6 +22,7 @@ TAKEN, BUILT = b"taken", b"built"
 
 def main(folder: Path) -> None:
     """Do jobs `[arch, variant, type]` until stdin ends."""
+    faulthandler.enable()  # a disk that is full under a mapped file ends the process: say so at least
     decoder, encoder = msgspec.json.Decoder(tuple[str, str, str]), msgspec.json.Encoder()
     for line in sys.stdin.buffer:
         arch, variant, ggml_type = decoder.decode(line)

@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from swarmnode.architectures.refusal import refused
 from swarmnode.backbone.library import clear_errors, last_error, library
 from swarmnode.compute import ggml
-from swarmnode.errors import ModelError
 
 Tensors = dict[str, tuple[int, ...]]  # name -> ne, without trailing ones
 
@@ -37,13 +37,13 @@ def discover_tensors(metadata: Path, what: str) -> Tensors:
     make.argtypes = [ctypes.c_void_p, type(callback), ctypes.c_void_p, type(params)]
     context = ggml.gguf_init_from_file(os.fsencode(metadata), ggml.GgufInitParams(True, None))
     if not context:
-        raise ModelError(f"{what}: llama.cpp cannot read its metadata")
+        raise refused(f"{what}: llama.cpp cannot read its metadata")
     clear_errors()
     try:
         model = make(context, callback, None, params)
     finally:
         ggml.gguf_free(context)
     if not model:
-        raise ModelError(f"{what}: llama.cpp cannot build it: {last_error()}")
+        raise refused(f"{what}: llama.cpp cannot build it: {last_error()}")
     lib.llama_model_free(ctypes.c_void_p(model))
     return found

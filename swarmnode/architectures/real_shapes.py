@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -34,6 +33,7 @@ from swarmnode.fidelity import RowReference
 from swarmnode.gate.bounds import row_objection
 from swarmnode.gate.exact import differing_rows
 from swarmnode.gate.experts import site_engine
+from swarmnode.gate.temporary import gate_folder
 from swarmnode.gate.worker_process import WorkerSettings, run_beside_worker
 from swarmnode.sizing.shapes import MODELS, ModelShape, find_shape
 
@@ -92,13 +92,13 @@ def gate_shapes(names: Sequence[str], progress: Progress, *, room: int = ROOM) -
     results = []
     for done, shape in enumerate(shapes):
         progress(shape.name, done, len(shapes))
-        with tempfile.TemporaryDirectory(prefix="swarmnode-shape-") as folder:
+        with gate_folder() as folder:
             free = min(psutil.virtual_memory().available, shutil.disk_usage(folder).free) // SHARE
 
             def check(shape: ModelShape = shape, done: int = done) -> None:
                 progress(shape.name, done, len(shapes))
 
-            results.append(check_shape(shape, Path(folder), min(room, free), check))
+            results.append(check_shape(shape, folder, min(room, free), check))
     if shapes:
         progress(shapes[-1].name, len(shapes), len(shapes))
     return results

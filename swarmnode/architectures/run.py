@@ -1,7 +1,8 @@
 """The gate of many architectures: several processes, each with one tiny model after the other; none of them can end it.
 
-An architecture that llama.cpp cannot build or run, even one over which it ends the process, is a row with llama.cpp's
-own error. Called by `swarmnode gate --arch` and by tests.
+An architecture that llama.cpp cannot build or run, even one over which it ends the process with an assertion, is a row
+with llama.cpp's own error (`built` False). A process that ends in another way, or takes too long, is a row that failed.
+Called by `swarmnode gate --arch` and by tests.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class _Crew:
                             self._put_back(job)
                             break
                         # No process gets as far as a first job where something is wrong with this installation.
-                        self.results[job] = result or _row(job, _why(process.returncode, log, 0))
+                        self.results[job] = result or _row(job, _why(process.returncode, log, 0)[0], built=True)
                         self.last = " ".join(job[:2])
                         first = False
                         if process.poll() is not None:
@@ -196,20 +197,22 @@ class _Crew:
             return msgspec.json.decode(line, type=ArchResult)
         if TAKEN not in said and not hung.is_set():
             return None
-        error = f"took longer than {JOB_S:g} s" if hung.is_set() else _why(process.returncode, log, before)
-        return _row(job, error, built=BUILT in said)
+        if hung.is_set():
+            return _row(job, f"took longer than {JOB_S:g} s", built=True)
+        error, asserted = _why(process.returncode, log, before)
+        return _row(job, error, built=BUILT in said or not asserted)
 
 
-def _row(job: Job, error: str, *, built: bool = False) -> ArchResult:
+def _row(job: Job, error: str, *, built: bool) -> ArchResult:
     arch, variant, ggml_type = job
     return ArchResult(arch=arch, variant=variant, type=ggml_type, error=error, built=built)
 
 
-def _why(status: int, log: Path, start: int) -> str:
-    """Why a process ended, in one line, by what it wrote into its log from `start` on."""
+def _why(status: int, log: Path, start: int) -> tuple[str, bool]:
+    """Why a process ended, in one line, by what it wrote into its log from `start` on; whether llama.cpp ended it."""
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - TAIL))
         end = process_end(status, file.read())
     if end.aborted:
-        return f"llama.cpp ended the process: {end.said}"
-    return f"the process ended ({end.how}): {end.said or 'it said nothing'}"
+        return f"llama.cpp ended the process: {end.said}", True
+    return f"the process ended ({end.how}): {end.said or 'it said nothing'}", False

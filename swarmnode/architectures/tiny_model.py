@@ -17,6 +17,7 @@ from pathlib import Path
 
 from swarmnode.architectures.discovery import Tensors, discover_tensors
 from swarmnode.architectures.metadata import VOCAB, Shape, Value, least_layers, metadata
+from swarmnode.architectures.refusal import refused
 from swarmnode.architectures.variants import BASE, TYPES, VARIANTS, WIDE_TYPES, Variant
 from swarmnode.architectures.weights import tensor_data, type_of
 from swarmnode.backbone.llama import LlamaModel
@@ -53,8 +54,8 @@ _GATE_UP = "ffn_gate_up_exps.weight"
 def write_tiny_model(path: Path, arch: str, variant: str = BASE, ggml_type: str = "F32") -> Path:
     """Write a tiny model whose expert weights have this type. The same arguments give the same bytes.
 
-    Raises UsageError for a variant or type there is not, ModelError, with llama.cpp's own line, where it cannot be
-    built.
+    Raises UsageError for a variant or type there is not, LlamaRefused, with llama.cpp's own line, where it cannot be
+    built, ModelError and OSError where the file cannot be written.
     """
     if variant not in VARIANTS or ggml_type not in TYPES:
         raise UsageError(f"no variant {variant} or type {ggml_type}; there are {', '.join([*VARIANTS, *TYPES])}")
@@ -127,7 +128,7 @@ def _merged(wanted: Tensors) -> Tensors:
 
 def _complete(probe: Path, what: str, pairs: list[bytes], found: Tensors, wanted: Tensors) -> Tensors:
     """Add what llama.cpp misses, kind by kind, until it loads the file."""
-    refused = ""
+    why = ""
     for _ in range(_MOST_MISSING):
         tensors = [TensorInfo(name, type_of(name, TYPE_BY_NAME["F32"].id), ne) for name, ne in wanted.items()]
         header = encode_header(pairs, tensors, _ALIGNMENT)
@@ -136,14 +137,14 @@ def _complete(probe: Path, what: str, pairs: list[bytes], found: Tensors, wanted
         try:
             LlamaModel(probe, remote_experts=False).close()
         except ModelError as error:
-            refused = str(error).partition("cannot load it: ")[2]
-            missing = _MISSING.search(refused)
+            why = str(error).partition("cannot load it: ")[2]
+            missing = _MISSING.search(why)
             if missing is None or missing[1] not in found:
                 break
             wanted[missing[1]] = found[missing[1]]
         else:
             return wanted
-    raise ModelError(f"{what}: llama.cpp cannot load it: {refused}")
+    raise refused(f"{what}: llama.cpp cannot load it: {why}")
 
 
 def _pairs(arch: str, values: dict[str, Value]) -> list[bytes]:

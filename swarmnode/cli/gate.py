@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from swarmnode.cli.options import AsJson, Threads
 
 if TYPE_CHECKING:
+    from swarmnode.errors import ModelError
     from swarmnode.gate.verdict import Verdict
     from swarmnode.gate.wires import GateOptions
     from swarmnode.onboard import ModelPack
@@ -26,10 +28,12 @@ def gate(
         str | None, typer.Argument(help="A GGUF with routed experts, or its model pack.", show_default=False)
     ] = None,
     arch: Annotated[
-        str | None, typer.Option(help="Instead: tiny random models of an architecture of llama.cpp, or of all.")
+        list[str] | None,
+        typer.Option(help="Instead: tiny random models of an architecture of llama.cpp, or of all; may be repeated."),
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(help="Instead: one MoE layer with the true shape of a known model, or of all.")
+        list[str] | None,
+        typer.Option(help="Instead: one MoE layer with the true shape of a known model, or of all; may be repeated."),
     ] = None,
     positions: Annotated[int, typer.Option(help="Tokens of text to measure on; 1024 at least.")] = 2048,
     text: Annotated[
@@ -64,16 +68,17 @@ def gate(
 
     from swarmnode.config import parse_size  # noqa: PLC0415
     from swarmnode.errors import UsageError  # noqa: PLC0415
-    from swarmnode.gate.wires import GateOptions  # noqa: PLC0415
+    from swarmnode.gate.wires import MAX_THREADS, GateOptions  # noqa: PLC0415
 
-    if sum(given is not None for given in (file, arch, shape)) != 1:
+    context.with_resource(_ended_in_order())
+    if (file is not None) + bool(arch) + bool(shape) != 1:
         raise UsageError("gate what? give one of FILE (a GGUF or its model pack), --arch NAME and --shape NAME")
     if file is None:
-        _refuse_options_of_a_file(context, "--arch" if arch is not None else "--shape")
-    if arch is not None:
+        _refuse_options_of_a_file(context, "--arch" if arch else "--shape")
+    if arch:
         _gate_architectures(arch, as_json=as_json)
         return
-    if shape is not None:
+    if shape:
         _gate_shapes(shape, as_json=as_json)
         return
     assert file is not None
@@ -82,11 +87,38 @@ def gate(
         text=text,
         own_kl=own_kl,
         memory=parse_size(memory, "memory") if memory is not None else None,
-        threads=threads if threads is not None else max(1, (os.cpu_count() or 2) - 1),
+        threads=threads if threads is not None else min(MAX_THREADS, max(1, (os.cpu_count() or 2) - 1)),
         device=device,
         gpu_layers=gpu_layers,
     )
     _gate_file(file, options, show=show, as_json=as_json)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """What ends a process from outside ends the work as Ctrl-C does, which leaves no folder and no process; SIGBUS,
+    which a mapped file that is cut short brings, at least says so."""
+    import faulthandler  # noqa: PLC0415
+    import signal  # noqa: PLC0415
+    import threading  # noqa: PLC0415
+
+    if not faulthandler.is_enabled():
+        with suppress(OSError, ValueError, RuntimeError):  # no standard error
+            faulthandler.enable()
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")):
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
+                before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _refuse_options_of_a_file(context: typer.Context, instead: str) -> None:
@@ -105,7 +137,7 @@ def _gate_file(file: str, options: GateOptions, *, show: bool, as_json: bool) ->
 
     from swarmnode.errors import ModelError  # noqa: PLC0415
     from swarmnode.gate.report import pack_needs, report  # noqa: PLC0415
-    from swarmnode.gate.verdict_file import keep_verdict, load_verdict  # noqa: PLC0415
+    from swarmnode.gate.verdict_file import check_writable, load_verdict  # noqa: PLC0415
     from swarmnode.gate.wires import measure  # noqa: PLC0415
     from swarmnode.gate_view import GateProgress, show_model  # noqa: PLC0415
     from swarmnode.interruptible import run_interruptible  # noqa: PLC0415
@@ -115,6 +147,8 @@ def _gate_file(file: str, options: GateOptions, *, show: bool, as_json: bool) ->
     url = url_of(file)
     if url is not None and not show:
         raise ModelError(f"{shown(url)}: the gate computes every expert: download the GGUF and give its file")
+    if not show:
+        _check_device(options.device)
 
     with GateProgress(enabled=not as_json and not show) as bar:
 
@@ -128,6 +162,7 @@ def _gate_file(file: str, options: GateOptions, *, show: bool, as_json: bool) ->
 
             pack = resolve_pack(file, onboarding)
             if not show:
+                check_writable(pack)
                 return pack, measure(pack, options, update)
             verdict = load_verdict(pack)
             if isinstance(verdict, str):
@@ -135,49 +170,82 @@ def _gate_file(file: str, options: GateOptions, *, show: bool, as_json: bool) ->
             return pack, verdict
 
         pack, verdict = run_interruptible(work)
-    kept = show or keep_verdict(pack, verdict)
+    where, fails, trouble = (f"kept in {pack.verdict_file}", False, None) if show else _keep(pack, verdict)
     found = report(pack.manifest, verdict, pack_needs(pack))
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(found | {"kept": where}))
     else:
-        where = f"kept in {pack.verdict_file}"
-        if not kept:
-            where = f"not kept: with an earlier text the model passed, and that verdict stays in {pack.verdict_file}"
         show_model(found, where)
-    if not found["passed"]:
+    if trouble is not None:
+        raise trouble
+    if fails or not found["passed"]:
         raise typer.Exit(1)
 
 
-def _gate_architectures(wanted: str, *, as_json: bool) -> None:
-    import tempfile  # noqa: PLC0415
+def _keep(pack: ModelPack, verdict: Verdict) -> tuple[str, bool, ModelError | None]:
+    """What became of a verdict, whether the pack has one of other bits all the same, and why it could not be kept: it
+    is shown first."""
+    from swarmnode.errors import ModelError  # noqa: PLC0415
+    from swarmnode.gate.verdict_file import keep_verdict, load_verdict  # noqa: PLC0415
 
+    try:
+        why = keep_verdict(pack, verdict)
+    except ModelError as error:
+        return "not kept", False, error
+    if not why:
+        return f"kept in {pack.verdict_file}", False, None
+    kept = load_verdict(pack)
+    fails = not isinstance(kept, str) and kept.identical is False
+    return f"{why}; that verdict stays in {pack.verdict_file}", fails, None
+
+
+def _check_device(device: str) -> None:
+    """Raises UsageError for a device that there is not."""
+    from swarmnode.compute.device import choose_device  # noqa: PLC0415
+    from swarmnode.errors import EngineError, LayoutMismatch, UsageError  # noqa: PLC0415
+
+    try:
+        choose_device(device[:60])
+    except LayoutMismatch:
+        raise
+    except EngineError as error:
+        raise UsageError(f"--device: {error}") from None
+
+
+def _gate_architectures(wanted: Sequence[str], *, as_json: bool) -> None:
     from swarmnode.architectures.tiny_model import ARCHITECTURES  # noqa: PLC0415
     from swarmnode.errors import UsageError  # noqa: PLC0415
 
-    names = ARCHITECTURES if wanted == "all" else [name for name in ARCHITECTURES if name == wanted.lower()]
-    if not names:
-        raise UsageError(f"--arch {wanted[:60]}: say all, or one of {', '.join(ARCHITECTURES)}")
+    known = {name.lower(): name for name in ARCHITECTURES}
+    names: dict[str, None] = {}  # each once
+    for one in wanted:
+        if one != "all" and one.lower() not in known:
+            raise UsageError(f"--arch {one[:60]}: say all, or one of {', '.join(ARCHITECTURES)}")
+        names |= dict.fromkeys(ARCHITECTURES if one == "all" else [known[one.lower()]])
 
     from swarmnode.architectures.run import gate_architectures  # noqa: PLC0415
+    from swarmnode.gate.temporary import gate_folder  # noqa: PLC0415
 
     def work(progress: Callable[[str, int, int], None]) -> Sequence[Any]:
-        with tempfile.TemporaryDirectory(prefix="swarmnode-gate-") as folder:
-            found: Sequence[Any] = gate_architectures(names, None, None, Path(folder), progress)
+        with gate_folder() as folder:
+            found: Sequence[Any] = gate_architectures(list(names), None, None, folder, progress)
             return found
 
     _gate_many(work, "architecture", as_json=as_json)
 
 
-def _gate_shapes(wanted: str, *, as_json: bool) -> None:
+def _gate_shapes(wanted: Sequence[str], *, as_json: bool) -> None:
     from swarmnode.architectures.real_shapes import SHAPES, gate_shapes  # noqa: PLC0415
     from swarmnode.errors import UsageError  # noqa: PLC0415
     from swarmnode.sizing.shapes import find_shape  # noqa: PLC0415
 
-    try:
-        names = SHAPES if wanted == "all" else [find_shape(wanted).name]
-    except UsageError:
-        raise UsageError(f"--shape {wanted[:60]}: say all, or one of {', '.join(SHAPES)}") from None
-    _gate_many(lambda progress: gate_shapes(names, progress), "model", as_json=as_json)
+    names: dict[str, None] = {}  # each once
+    for one in wanted:
+        try:
+            names |= dict.fromkeys(SHAPES if one == "all" else [find_shape(one).name])
+        except UsageError:
+            raise UsageError(f"--shape {one[:60]}: say all, or one of {', '.join(SHAPES)}") from None
+    _gate_many(lambda progress: gate_shapes(list(names), progress), "model", as_json=as_json)
 
 
 def _gate_many(

@@ -26,12 +26,15 @@ def report(manifest: Manifest, verdict: Verdict, needs: ModelNeeds | None = None
     None where no layer has any.
 
     What stands under a type's name is that type both ways, `partial_f32` partial sums without any other type; `bytes…`
-    are one token's rows, out and back, over all layers with one worker. `needs` adds what it takes to run the model:
+    are one token's rows, out and back, over all layers with one worker. `not_exact`: why exact mode was not compared.
+    `needs` adds what it takes to run the model:
     memory in bytes, and at most so many tokens/s with every expert so far away, as `swarmnode plan` has it.
     """
     best = verdict.best()
     both: dict[str, PairFigures] = {found.out: found for found in verdict.pairs if found.out == found.back}
-    why = {wire: verdict.passed(both[wire].out) for wire in both}
+    # Bits that differ are no matter of a wire, and no wire makes them good.
+    failed = verdict.failure if verdict.identical is False else ""
+    why = {wire: failed or verdict.passed(both[wire].out) for wire in both}
     quantised = sorted({BLOCK_TYPES[one.ggml_type].name for one in manifest.tensors if one.name.endswith(".weight")})
     measured = [site for site in verdict.sites if site.measured]
     first = verdict.first_differing
@@ -47,6 +50,7 @@ def report(manifest: Manifest, verdict: Verdict, needs: ModelNeeds | None = None
         "shared_expert": manifest.shared_expert,
         "identical": verdict.identical,
         "exact_positions": verdict.exact_positions,
+        "not_exact": verdict.not_exact,
         "local_differ": verdict.local_differ,
         "first_differing_layer": None if first is None else first.layer,
         "layers_measured": [site.layer for site in measured],
@@ -73,7 +77,7 @@ def report(manifest: Manifest, verdict: Verdict, needs: ModelNeeds | None = None
         "bytes_f32": verdict.row_bytes(dict.fromkeys(best, SAFE)),
         "bytes_best": verdict.row_bytes(best),
         "needs": None if needs is None else _needs(needs),
-        "pairs": [_pair(verdict, found) for found in verdict.pairs],
+        "pairs": [_pair(verdict, found, failed) for found in verdict.pairs],
         "rows": [_site(manifest, site, index, best[index]) for index, site in enumerate(verdict.sites)],
     }
 
@@ -114,9 +118,9 @@ def _named(wire: WireName) -> str:
     return _PARTIAL if wire == "f32" else wire
 
 
-def _pair(verdict: Verdict, found: PairFigures) -> Json:
+def _pair(verdict: Verdict, found: PairFigures, failed: str) -> Json:
     pair: Pair = (found.out, found.back)
-    why = verdict.objection(pair)
+    why = failed or verdict.objection(pair)
     return {
         "out": found.out,
         "back": found.back,

@@ -35,7 +35,8 @@ SAFE: Pair = ("f32", "f32")
 FINEST: Pair = ("f16", "f16")  # of those that are measured
 
 Hash = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
-Text = Annotated[str, msgspec.Meta(max_length=300)]
+MAX_TEXT = 300  # characters
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
 Cosine = Annotated[float, msgspec.Meta(ge=-1.001, le=1.001)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -109,7 +110,8 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     version: of swarmnode. exact_positions: tokens that a worker process was asked for in exact mode, 0 if none was;
     `local_differ` of them had other logits than a plain local run, None where that does not fit into memory. pairs:
-    none where not every layer was measured. partial: partial sums in F32, as a whole.
+    none where not every layer was measured. partial: partial sums in F32, as a whole. not_exact: why exact mode was not
+    tried, "" where it was.
     """
 
     format: int
@@ -125,6 +127,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sites: Annotated[tuple[SiteFigures, ...], msgspec.Meta(min_length=1, max_length=MAX_SITES)]
     pairs: Annotated[tuple[PairFigures, ...], msgspec.Meta(max_length=len(VERIFIED))]
     partial: PairFigures | None = None
+    not_exact: Text = ""
 
     @property
     def identical(self) -> bool | None:
@@ -132,6 +135,26 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.first_differing is not None or self.local_differ:
             return False
         return True if self.exact_positions and self.local_differ == 0 else None
+
+    @property
+    def possible(self) -> bool:
+        """Whether no figure contradicts another, and every text can be shown as it is."""
+        texts = (self.version, self.name, self.text, self.not_exact, self.bound.engine)
+        runs = self.pairs if self.partial is None else (*self.pairs, self.partial)
+        return (
+            all(text.isprintable() for text in texts)
+            and all(site.differ <= site.exact_rows for site in self.sites)
+            and (self.local_differ or 0) <= self.exact_positions
+            and all(run.confident <= run.positions <= self.positions for run in runs)
+            and len({(run.out, run.back) for run in self.pairs}) == len(self.pairs)
+        )
+
+    def compared_what_failed(self, earlier: Verdict) -> bool:
+        """Whether all that differed in exact mode in an earlier verdict on the same model was compared again."""
+        layers = zip(self.sites, earlier.sites, strict=True)
+        if any(before.differ and not now.exact_rows for now, before in layers):
+            return False
+        return not earlier.local_differ or self.local_differ is not None
 
     @property
     def first_differing(self) -> SiteFigures | None:
@@ -240,6 +263,11 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _figures(self, pair: Pair) -> PairFigures | None:
         measured = tuple("f16" if wire == "f32" else wire for wire in pair)
         return next((found for found in self.pairs if (found.out, found.back) == measured), None)
+
+
+def printable(text: str) -> str:
+    """As a verdict has it: without control characters, and not too long."""
+    return "".join(c if c.isprintable() else "?" for c in text[:MAX_TEXT])
 
 
 def _finer(pair: Pair) -> Pair:

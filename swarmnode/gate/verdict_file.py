@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
+import tempfile
 from itertools import product
+from pathlib import Path
 
 import msgspec
 
 from swarmnode.compute.ggml import engine_build
 from swarmnode.compute.recipe import recipes_hash
+from swarmnode.errors import ModelError
 from swarmnode.gate.coding import WIRES, Codec, pair_name
 from swarmnode.gate.verdict import FINEST, FORMAT, Bound, Verdict
 from swarmnode.model.atomic_file import write_atomically
@@ -28,19 +34,35 @@ def bound_of(pack: ModelPack, codec: Codec | None = None) -> Bound:
     )
 
 
-def keep_verdict(pack: ModelPack, verdict: Verdict) -> bool:
-    """Put a verdict into a pack, unless the one that is there knows better: F16 passes by it, and not by the new one.
+def keep_verdict(pack: ModelPack, verdict: Verdict) -> str:
+    """Put a verdict into a pack, unless the one that is there knows better: "", or why it was not kept.
 
-    That exact mode has other bits is no matter of the text, and always kept.
+    Two things are known better. Exact mode had other bits, and the new verdict has not compared what differed (a part
+    of the model, or on a GPU): then the model stays a failed one. And F16 passes by the old one, and not by the new one
+    (another text); that exact mode has other bits is no matter of the text, and kept then.
 
-    Returns whether it was kept. Raises ModelError where it cannot be written.
+    Raises ModelError where it cannot be written.
     """
-    if verdict.identical is not False and verdict.objection(FINEST):
-        earlier = load_verdict(pack)
-        if isinstance(earlier, Verdict) and not earlier.objection(FINEST):
-            return False
+    earlier = load_verdict(pack)
+    if isinstance(earlier, Verdict):
+        if earlier.identical is False and not verdict.compared_what_failed(earlier):
+            return f"not kept: {earlier.failure}, as was found before, and this time that was not compared"
+        if verdict.identical is not False and verdict.objection(FINEST) and not earlier.objection(FINEST):
+            return "not kept: with an earlier text the model passed"
     save_verdict(pack, verdict)
-    return True
+    return ""
+
+
+def check_writable(pack: ModelPack) -> None:
+    """Whether a verdict can be put into a pack; asked before anything is measured. Raises ModelError."""
+    try:
+        with tempfile.TemporaryFile(dir=pack.path, prefix=".verdict.", buffering=0) as file:
+            file.write(b" ")
+    except OSError as error:
+        raise ModelError(
+            f"{pack.path}: cannot be written ({error.strerror}), and the verdict is to be kept there: make room or "
+            "permit it, or give a copy of that folder"
+        ) from None
 
 
 def save_verdict(pack: ModelPack, verdict: Verdict) -> None:
@@ -51,8 +73,7 @@ def save_verdict(pack: ModelPack, verdict: Verdict) -> None:
 def load_verdict(pack: ModelPack) -> Verdict | str:
     """The pack's verdict, or why there is none that counts: a few words. Raises nothing."""
     try:
-        with pack.verdict_file.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = _read(pack.verdict_file)
     except FileNotFoundError:
         return "not gated yet"
     except OSError as error:
@@ -65,6 +86,8 @@ def load_verdict(pack: ModelPack) -> Verdict | str:
             return f"its verdict is of another version (format {found}, not {FORMAT})"
         verdict = msgspec.json.decode(data, type=Verdict)
     except (msgspec.MsgspecError, RecursionError, ValueError):
+        return "its verdict is damaged"
+    if not verdict.possible:
         return "its verdict is damaged"
     for what, ours in msgspec.structs.asdict(bound_of(pack)).items():
         if getattr(verdict.bound, what) != ours:
@@ -79,6 +102,18 @@ def load_verdict(pack: ModelPack) -> Verdict | str:
         if verdict.pairs and not site.measured:
             return "its verdict is incomplete"
     return verdict
+
+
+def _read(path: Path) -> bytes:
+    """Of a regular file alone: a pipe would have us wait for somebody who writes."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is no file")
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(MAX_BYTES + 1)
+    finally:
+        os.close(handle)
 
 
 class _Format(msgspec.Struct, frozen=True):

@@ -10,14 +10,17 @@
 model as it is quantised, not as it was trained. Nothing of the text stays in memory but sums. A model whose experts do
 not fit beside its backbone is gone through some layers at a time (`staged.py`). Blocks; called by the `gate` command in
 a thread.
+
+The experts are mapped, so a file that is cut short while it is read ends the process (SIGBUS), here or the worker's.
+Size and time of the files are looked at between pieces of text, which makes most such changes an error of one line; the
+rest end this process with what faulthandler says, and its temporary folder goes with the next gate (`temporary.py`).
 """
 
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,29 +31,35 @@ import psutil
 from swarmnode import __version__
 from swarmnode.backbone.graph_trace import GraphPlan
 from swarmnode.backbone.hook import F32, Experts
+from swarmnode.backbone.library import library
 from swarmnode.backbone.llama import LlamaModel
 from swarmnode.backbone.trace import trace_model
 from swarmnode.compute.device import choose_device
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.recipe import Site, recipes_hash
-from swarmnode.errors import ModelError, UsageError
+from swarmnode.errors import ModelError, SwarmnodeError, UsageError
 from swarmnode.fidelity import ExactLogits, LogitSums
 from swarmnode.gate.bounds import MIN_POSITIONS, fit
 from swarmnode.gate.coding import Codec, Pair, pair_name
+from swarmnode.gate.dense import check_dense
 from swarmnode.gate.exact import POSITIONS, ExactRows, differing_rows, run_text
 from swarmnode.gate.experts import ALL_PAIRS, CodedExperts, TeacherForced, site_engine
 from swarmnode.gate.forward import CHUNK, Forward
 from swarmnode.gate.memory import backbone_memory, groups_within
 from swarmnode.gate.staged import Recording, Staged
+from swarmnode.gate.temporary import gate_folder
 from swarmnode.gate.text import HELD_OUT, file_tokens, held_out_tokens
-from swarmnode.gate.verdict import FINEST, FORMAT, SAFE, VERIFIED, PairFigures, SiteFigures, Verdict
+from swarmnode.gate.verdict import FINEST, FORMAT, SAFE, VERIFIED, PairFigures, SiteFigures, Verdict, printable
 from swarmnode.gate.verdict_file import bound_of
+from swarmnode.gate.watch import Progress, Watch
 from swarmnode.gate.worker_process import WorkerSettings, run_beside_worker
 from swarmnode.model.gguf_file import GgufFile
+from swarmnode.model.stamps import Stamps
 from swarmnode.onboard import ModelPack
 
 MAX_POSITIONS = 1 << 20
-Progress = Callable[[str, int, int], None]  # (stage, positions done, of how many)
+MAX_THREADS = 512  # as `compute/device.py` has it
+MAX_GPU_LAYERS = 65535
 # The finest, the cheapest, what is between them.
 _MATTERS: tuple[Pair, ...] = (FINEST, ("int8", "int8"), ("int8", "f16"), ("fp8", "fp8"), *VERIFIED)
 _LARGEST = 1e6  # nats: what is further off is told from it by nobody
@@ -78,30 +87,46 @@ class GateOptions:
             raise UsageError(f"{self.positions} positions: give {MIN_POSITIONS} to {MAX_POSITIONS}{few}")
         if self.own_kl is not None and not 0 < self.own_kl <= 10:
             raise UsageError(f"a quantisation that costs a KL of {self.own_kl:g} cannot be meant")
+        if not 1 <= self.threads <= MAX_THREADS:
+            raise UsageError(f"{self.threads} threads cannot be meant: give 1 to {MAX_THREADS}")
+        if not 0 <= self.gpu_layers <= MAX_GPU_LAYERS:
+            raise UsageError(f"{self.gpu_layers} layers on the GPU cannot be meant: give 0 to {MAX_GPU_LAYERS}")
 
 
 def measure(pack: ModelPack, options: GateOptions, progress: Progress | None = None) -> Verdict:
     """Run the gate. What `progress` raises ends it.
 
-    Raises ModelError (no GGUF here, no room for one layer, NaN from the model itself, another graph than the pack's),
-    UsageError (a text that is too short), EngineError (and so ComputeError, where the worker process does not live).
+    Raises ModelError (no GGUF here, or one that changes meanwhile, no room for one layer, NaN in the model, another
+    graph than the pack's), UsageError (a text that is too short), EngineError (and so ComputeError, where the worker
+    process does not live).
     """
-    report = progress or (lambda _stage, _done, _total: None)
     began = time.monotonic()
     if pack.source is None:
         raise ModelError(
             f"{pack.path}: the gate computes every expert, and the GGUF is not on this machine or has changed: "
             "give its file"
         )
+    source = GgufFile.open(pack.source)
+    report = Watch(pack.source, Stamps.of(source.paths), progress or (lambda _stage, _done, _total: None))
     pack.verify_backbone()
+    check_dense(
+        GgufFile.open(pack.backbone),
+        {tensor.name for tensor in pack.manifest.tensors},
+        str(pack.source),
+        lambda done, total: report("weights", done, total),
+    )
     room = psutil.virtual_memory().available if options.memory is None else options.memory
     sizes = [site.n_expert * pack.manifest.expert_bytes(site.index) for site in pack.manifest.sites]
-    backbone = backbone_memory(GgufFile.open(pack.source), CHUNK)
-    groups = groups_within(pack.manifest.name, backbone, sizes, room)
+    groups = groups_within(pack.manifest.name, backbone_memory(source, CHUNK), sizes, room)
     model = LlamaModel(pack.backbone, remote_experts=True, gpu_layers=options.gpu_layers)
     try:
-        with tempfile.TemporaryDirectory(prefix="swarmnode-gate-") as folder:
-            return _Gate(pack, pack.source, options, model, groups, room, Path(folder), report).run(began)
+        with gate_folder() as folder:
+            verdict = _Gate(pack, pack.source, options, model, groups, room, folder, report).run(began)
+        report.look()
+        return verdict
+    except SwarmnodeError:
+        report.look()  # what fails over a file that changes fails because of that
+        raise
     finally:
         model.close()
 
@@ -123,7 +148,7 @@ class _Gate:
         self._sites = pack.manifest.sites
         self._staged = groups[0] != range(len(self._sites))
         self._positions = -(-options.positions // CHUNK) * CHUNK
-        self._on_cpu = choose_device(options.device).is_cpu and not options.gpu_layers
+        self._not_exact = _not_exact(options)
         text, count = options.text, self._positions + 1
         self._tokens = held_out_tokens(model, count) if text is None else file_tokens(model, text, count)
         self._plan = trace_model(model, {tensor.name: tensor.ne for tensor in pack.manifest.tensors})
@@ -142,7 +167,7 @@ class _Gate:
         tried = Recording(self._folder / "tried")
         for done, group in enumerate(self._groups):
             with self._engine(group) as engine:
-                if options.worker and self._on_cpu:  # elsewhere sums are added up in another order
+                if not self._not_exact:
                     logits = self._beside_worker(engine, group, tried, exact_rows)
                 figures |= self._layers(engine, group, done, exact_rows)
         whole = len(figures) == len(self._sites)
@@ -152,8 +177,8 @@ class _Gate:
             format=FORMAT,
             version=__version__,
             bound=bound_of(self._pack, options.codec),
-            name=self._pack.manifest.name,
-            text=(HELD_OUT if options.text is None else options.text.name)[:300],
+            name=printable(self._pack.manifest.name),
+            text=printable(HELD_OUT if options.text is None else options.text.name),
             positions=self._positions,
             seconds=round(time.monotonic() - began, 3),
             own_kl=options.own_kl,
@@ -162,6 +187,7 @@ class _Gate:
             sites=sites,
             pairs=pairs,
             partial=partial,
+            not_exact=self._not_exact,
         )
 
     def _beside_worker(
@@ -309,6 +335,18 @@ class _Run:
     recording: Recording
     logits: LogitSums = field(default_factory=LogitSums)
     refused: int = 0  # rows that were not finite when they arrived
+
+
+def _not_exact(options: GateOptions) -> str:
+    """Why exact mode is not tried, "" where it is: on a GPU sums are added up in another order."""
+    if not options.worker:
+        return "no worker process was wanted"
+    device = choose_device(options.device)
+    if not device.is_cpu:
+        return f"experts are computed on {device.name}, where sums are added up in another order"
+    if options.gpu_layers and library().llama_supports_gpu_offload():
+        return "layers of the backbone lie on a GPU, where sums are added up in another order"
+    return ""
 
 
 def _unmeasured(site: Site) -> SiteFigures:

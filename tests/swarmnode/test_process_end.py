@@ -23,6 +23,16 @@ def test_the_last_line_where_nothing_was_asserted() -> None:
     assert (end.aborted, end.traceback) == (False, True)
 
 
+def test_who_was_killed_from_outside_was_not_ended_by_an_assertion() -> None:
+    assert process_end(-6, ASSERT.encode()).aborted
+    assert not process_end(-9, ASSERT.encode()).aborted
+
+
+def test_what_faulthandler_says_is_not_its_stack() -> None:
+    log = b"loading\nFatal Python error: Bus error\n\nThread 0x01 (most recent call first):\n  File x, line 3 in y\n"
+    assert process_end(-7, log).said == "Fatal Python error: Bus error"
+
+
 def test_nothing_was_said() -> None:
     end = process_end(-9, b"")
     assert (end.how, end.said, end.aborted) == ("killed by SIGKILL", "", False)

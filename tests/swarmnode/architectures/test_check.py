@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from swarmnode.architectures import check, run
 from swarmnode.architectures.check import ArchResult, check_architecture, objection
 from swarmnode.architectures.framed import FramedExperts
+from swarmnode.architectures.refusal import LlamaRefused, refused
 from swarmnode.architectures.run import Job, gate_architectures, plan_jobs, run_jobs
 from swarmnode.architectures.tiny_model import ARCHITECTURES
 from swarmnode.architectures.variants import BASE, TYPES, VARIANTS, variants_of
@@ -118,7 +120,52 @@ def test_a_job_is_not_blamed_for_the_end_of_the_one_before(tmp_path: Path, monke
 def test_a_job_that_hangs_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "JOB_S", 0.01)
     (result,) = run_jobs([("llama", "base", "F32")], tmp_path)
-    assert (result.passed, result.error) == (False, "took longer than 0.01 s")
+    assert (result.built, result.passed, result.error) == (True, False, "took longer than 0.01 s")
+
+
+DYING = """#!/bin/sh
+read job
+echo taken
+echo 'ggml/src/ggml.c:1: GGML_ASSERT(one) failed' >&2
+kill -{how} $$
+"""
+
+
+@pytest.mark.parametrize(("how", "built"), [("KILL", True), ("SEGV", False), ("ABRT", False)])
+def test_only_its_own_end_is_llama_cpps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, *, built: bool
+) -> None:
+    """A process that the system killed (no memory) has failed, whatever stands in its log."""
+    dying = tmp_path / "python"
+    dying.write_text(DYING.format(how=how))
+    dying.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(dying))
+    (result,) = run_jobs([("qwen3moe", "base", "F32")], tmp_path)
+    assert (result.passed, result.built) == (False, built)
+    dying.write_text(DYING.format(how=how).replace("ggml/src/ggml.c:1: GGML_ASSERT(one) failed", "loading"))
+    (result,) = run_jobs([("qwen3moe", "base", "F32")], tmp_path)
+    assert (result.passed, result.built) == (False, True)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits there")
+@pytest.mark.parametrize("most", [1000, 100_000, 600_000])
+def test_a_disk_without_room_is_not_llama_cpps(tmp_path: Path, most: int) -> None:
+    """It is in the way when the file is probed, when it is written, and when the backbone is."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        result = check_architecture("qwen3moe", "base", "F32", tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (result.passed, result.built) == (False, True)
+    assert "File too large" in result.error
+
+
+def test_what_this_machine_lacks_excuses_nothing() -> None:
+    assert isinstance(refused("a: llama.cpp cannot load it: tensor 'b' has wrong shape"), LlamaRefused)
+    for said in ("failed to allocate buffer", "unable to allocate", "mmap failed: Cannot allocate memory"):
+        assert not isinstance(refused(f"a: llama.cpp cannot load it: {said}"), LlamaRefused)
 
 
 def test_processes_that_do_not_even_start_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,14 +175,14 @@ def test_processes_that_do_not_even_start_are_rows(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("sys.executable", str(broken))
     results = run_jobs([("llama", "base", "F32"), ("qwen3moe", "base", "F32")], tmp_path, processes=1)
     why = "the process ended (exit code 3): no module named swarmnode"
-    assert [(result.built, result.error) for result in results] == [(False, why)] * 2
+    assert [(result.built, result.error) for result in results] == [(True, why)] * 2
 
 
 def test_only_its_own_last_words_count(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("/a/llama.cpp/ggml/src/ggml.c:1: GGML_ASSERT(one) failed\n")
-    assert run._why(-6, log, 0) == "llama.cpp ended the process: ggml/src/ggml.c:1: GGML_ASSERT(one) failed"
-    assert run._why(-9, log, log.stat().st_size) == "the process ended (killed by SIGKILL): it said nothing"
+    assert run._why(-6, log, 0) == ("llama.cpp ended the process: ggml/src/ggml.c:1: GGML_ASSERT(one) failed", True)
+    assert run._why(-9, log, log.stat().st_size) == ("the process ended (killed by SIGKILL): it said nothing", False)
 
 
 def test_the_work_can_be_ended(tmp_path: Path) -> None:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 import typer
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
+from swarmnode.architectures.tiny_model import ARCHITECTURES
 from swarmnode.cli.gate import _gate_many, gate
 from swarmnode.errors import ModelError, UsageError
 from swarmnode.gate import load_verdict, save_verdict
 from swarmnode.gate.coding import Pair
-from swarmnode.gate.verdict import VERIFIED
+from swarmnode.gate.verdict import VERIFIED, Verdict
 from swarmnode.gate.verdict_file import bound_of
 from swarmnode.model.random_model import RandomModel, write_random_model
 from swarmnode.onboard import ModelPack, onboard
@@ -80,6 +86,12 @@ def test_what_cannot_be(pack: ModelPack, tmp_path: Path) -> None:
             "--gpu-layers: only for a FILE, which --shape does",
         ),
         (["--arch", "none"], UsageError, "--arch none: say all, or one of "),
+        (["--arch", "llama", "--arch", "none"], UsageError, "--arch none: say all, or one of "),
+        (["--shape", "GLM-5.2", "--shape", "none"], UsageError, "--shape none: say all, or one of "),
+        ([str(pack.path), "--threads", "0"], UsageError, "0 threads cannot be meant: give 1 to 512"),
+        ([str(pack.path), "--threads", "99999"], UsageError, "99999 threads cannot be meant: give 1 to 512"),
+        ([str(pack.path), "--gpu-layers", "-7"], UsageError, "-7 layers on the GPU cannot be meant: give 0 to"),
+        ([str(pack.path), "--device", "abacus" * 99], UsageError, "--device: no device 'abacus"),
         (["--shape", "none"], UsageError, "--shape none: say all, or one of "),
         (["https://example.com/m.gguf?key=x"], ModelError, "https://example.com/m.gguf: the gate computes every"),
         ([str(tmp_path / "none.gguf")], ModelError, "no such file"),
@@ -112,8 +124,125 @@ def test_a_model_with_other_bits(pack: ModelPack) -> None:
     assert shown.exit_code == 1
     assert "layer 1 is the first that differs, in 7 of 128 rows" in shown.stdout
     assert "7 rows differ" in shown.stdout
+    assert "exact mode: does not give the local run's bits" in shown.stdout
+    assert "exact mode: exact mode" not in shown.stdout
+    for text in ("16 passed", "INT8 passed", "FP8 passed", "cheapest that passes:", "yes", "INT8/INT8"):
+        assert text not in shown.stdout
     found = json.loads(CliRunner().invoke(app, [str(pack.path), "--show", "--json"]).stdout)
     assert (found["identical"], found["first_differing_layer"], found["passed"]) == (False, 1, False)
+    found = json.loads(CliRunner().invoke(app, [str(pack.path), "--show", "--json"]).stdout)
+    assert not any(said["passed"] for said in [*found["wires"].values(), *found["pairs"]])
+
+
+def test_exact_mode_that_was_not_tried(pack: ModelPack) -> None:
+    found = verdict(site(), site(1), bound=bound_of(pack))
+    why = "layers of the backbone lie on a GPU, where sums are added up in another order"
+    save_verdict(pack, msgspec.structs.replace(found, exact_positions=0, local_differ=None, not_exact=why))
+    shown = CliRunner().invoke(app, [str(pack.path), "--show"])
+    assert shown.exit_code == 0
+    assert f"exact mode: not compared: {why}" in shown.stdout
+
+
+class TestKeeping:
+    """What was measured is shown, whether or not it can be kept."""
+
+    def gate(self, pack: ModelPack, monkeypatch: pytest.MonkeyPatch, found: Verdict, *arguments: str) -> Result:
+        monkeypatch.setattr("swarmnode.gate.wires.measure", lambda *_: found)
+        return CliRunner().invoke(app, [str(pack.path), *arguments])
+
+    def test_other_bits_stay_known(self, pack: ModelPack, monkeypatch: pytest.MonkeyPatch) -> None:
+        good = verdict(site(), site(1), bound=bound_of(pack))
+        bad = msgspec.structs.replace(good, local_differ=3)
+        save_verdict(pack, bad)
+        for arguments in ([], ["--json"]):
+            done = self.gate(pack, monkeypatch, msgspec.structs.replace(good, local_differ=None), *arguments)
+            assert done.exit_code == 1
+            assert "not kept: exact mode does not give the local run's bits: the logits differ at 3 of" in done.stdout
+            assert load_verdict(pack) == bad
+        assert self.gate(pack, monkeypatch, good).exit_code == 0
+        assert load_verdict(pack) == good
+
+    def test_a_folder_that_cannot_be_written_is_seen_before(
+        self, pack: ModelPack, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(30, "Read-only file system")
+
+        def measure(*_: object) -> Verdict:
+            raise AssertionError("measured all the same")
+
+        monkeypatch.setattr("swarmnode.gate.verdict_file.tempfile.TemporaryFile", refuse)
+        monkeypatch.setattr("swarmnode.gate.wires.measure", measure)
+        error = CliRunner().invoke(app, [str(pack.path)]).exception
+        assert isinstance(error, ModelError)
+        assert str(error).startswith(f"{pack.path}: cannot be written (Read-only file system)")
+
+    def test_the_report_comes_before_the_error(self, pack: ModelPack, monkeypatch: pytest.MonkeyPatch) -> None:
+        (pack.verdict_file / "in the way").mkdir(parents=True)
+        good = verdict(site(), site(1), bound=bound_of(pack))
+        done = self.gate(pack, monkeypatch, good)
+        assert isinstance(done.exception, ModelError)
+        assert "INT8 passed" in done.stdout
+        done = self.gate(pack, monkeypatch, good, "--json")
+        assert isinstance(done.exception, ModelError)
+        assert json.loads(done.stdout)["kept"] == "not kept"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGHUP"])
+def test_what_ends_it_from_outside_leaves_nothing(pack: ModelPack, tmp_path: Path, how: str) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "swarmnode", "gate", str(pack.path), "--threads", "1", "--json"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(temporary)}
+    )
+    while not list(temporary.glob("swarmnode-gate-*/exact")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(getattr(signal, how))
+    assert process.communicate(timeout=60) == (b"", b"")
+    assert process.returncode == 130
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a mapped file cannot be cut there")
+def test_a_file_that_is_cut_meanwhile_is_told(pack: ModelPack, tmp_path: Path) -> None:
+    """In one line, or, where experts were just being read, by faulthandler; the next gate tidies up."""
+    assert pack.source is not None
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "swarmnode", "gate", str(pack.path), "--threads", "1"]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    while not list(temporary.glob("swarmnode-gate-*/exact")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.truncate(pack.source, 4096)
+    out, errors = process.communicate(timeout=60)
+    assert out == b""
+    if process.returncode == 1:
+        assert errors.count(b"\n") == 1
+        assert b"r.gguf: changed while it was measured; leave it alone and gate it again" in errors
+        assert list(temporary.iterdir()) == []
+    else:
+        assert process.returncode == -signal.SIGBUS
+        assert b"Fatal Python error: Bus error" in errors
+
+
+def test_several_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Sequence[str]] = []
+
+    def gate_architectures(names: Sequence[str], *_: object) -> list[Row]:
+        asked.append(names)
+        return [Row(name) for name in names]
+
+    monkeypatch.setattr("swarmnode.architectures.run.gate_architectures", gate_architectures)
+    done = CliRunner().invoke(app, ["--arch", "qwen3moe", "--arch", "LLAMA", "--arch", "qwen3moe", "--json"])
+    assert done.exit_code == 0
+    assert asked == [["qwen3moe", "llama"]]
+    CliRunner().invoke(app, ["--arch", "llama", "--arch", "all", "--json"])
+    assert asked[-1] == ["llama", *(name for name in ARCHITECTURES if name != "llama")]
 
 
 def test_what_it_takes_to_run(pack: ModelPack) -> None:

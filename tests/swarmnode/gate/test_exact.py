@@ -181,17 +181,16 @@ def test_a_worker_that_is_killed_is_one_line(pack: ModelPack, when: str) -> None
 
 def test_a_worker_that_cannot_serve_says_why(pack: ModelPack, tmp_path: Path) -> None:
     """Its GGUF is gone by the time it starts."""
-    assert pack.source is not None
-    copy = tmp_path / "copy.gguf"
-    copy.write_bytes(pack.source.read_bytes())
-    other = ModelPack(pack.path, pack.manifest, copy, pack.backbone_known)
-
-    def progress(stage: str, _done: int, _total: int) -> None:
-        if stage == "exact":
-            copy.unlink(missing_ok=True)
-
+    settings = WorkerSettings(
+        manifest_file=pack.path / "manifest.json",
+        manifest=pack.manifest,
+        source=tmp_path / "copy.gguf",
+        group=range(1),
+        threads=1,
+        device="cpu",
+    )
     with pytest.raises(ComputeError, match=r"ended too early .*copy\.gguf") as caught:
-        measure(other, GateOptions(positions=1024), progress)
+        run_beside_worker(settings, lambda _client: None, lambda: None)
     assert "\n" not in str(caught.value)
 
 

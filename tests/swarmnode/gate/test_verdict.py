@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from swarmnode.dispatch.codec import WireName
 from swarmnode.errors import GateFailed, ModelError, UsageError
 from swarmnode.gate import best_wires, gate_failure, load_verdict, save_verdict, wires_allowed
 from swarmnode.gate.coding import Pair
-from swarmnode.gate.verdict import MAX_SITES, SAFE, VERIFIED, Verdict
-from swarmnode.gate.verdict_file import MAX_BYTES, bound_of, keep_verdict
+from swarmnode.gate.verdict import MAX_SITES, SAFE, VERIFIED, Verdict, printable
+from swarmnode.gate.verdict_file import MAX_BYTES, bound_of, check_writable, keep_verdict
 from swarmnode.onboard import ModelPack
 from tests.swarmnode.gate.samples import PAIRS, site, unmeasured, verdict
 
@@ -266,9 +267,9 @@ def test_nothing_coarser_passes_where_f16_does_not() -> None:
 def test_a_text_that_says_nothing_does_not_undo_what_is_known(pack: ModelPack) -> None:
     bad = fitting(pack, bad={("f16", "f16"): {"kl": 1.0}})
     good = fitting(pack)
-    assert keep_verdict(pack, bad)
-    assert keep_verdict(pack, good)
-    assert not keep_verdict(pack, bad)
+    assert keep_verdict(pack, bad) == ""
+    assert keep_verdict(pack, good) == ""
+    assert "with an earlier text the model passed" in keep_verdict(pack, bad)
     assert load_verdict(pack) == good
 
 
@@ -300,8 +301,8 @@ class TestLayersThatDidNotFit:
     def test_it_does_not_undo_what_is_known(self, pack: ModelPack) -> None:
         whole = fitting(pack)
         figures = [unmeasured(one.layer) for one in pack.manifest.sites]
-        assert keep_verdict(pack, whole)
-        assert not keep_verdict(pack, verdict(*figures, bound=bound_of(pack)))
+        assert keep_verdict(pack, whole) == ""
+        assert keep_verdict(pack, verdict(*figures, bound=bound_of(pack)))
         assert load_verdict(pack) == whole
 
 
@@ -345,6 +346,87 @@ class TestFailure:
 
     def test_other_bits_are_kept_whatever_was_known(self, pack: ModelPack) -> None:
         bad = msgspec.structs.replace(fitting(pack), local_differ=1)
-        assert keep_verdict(pack, fitting(pack))
-        assert keep_verdict(pack, bad)
+        assert keep_verdict(pack, fitting(pack)) == ""
+        assert keep_verdict(pack, bad) == ""
         assert load_verdict(pack) == bad
+
+
+class TestOtherBitsStay:
+    """What is known of exact mode is undone by a comparison that passed, and by nothing less."""
+
+    def test_logits(self, pack: ModelPack) -> None:
+        bad = msgspec.structs.replace(fitting(pack), local_differ=3)
+        assert keep_verdict(pack, bad) == ""
+        without = msgspec.structs.replace(fitting(pack), exact_positions=0, local_differ=None, not_exact="on a GPU")
+        staged = exact(fitting(pack), 0, 1, 2, 3, local_differ=None)
+        for lesser in (without, staged):
+            assert lesser.failure == ""
+            why = keep_verdict(pack, lesser)
+            assert "the logits differ at 3 of 128 positions, with every layer the same, as was found before" in why
+            assert "\n" not in why
+            assert load_verdict(pack) == bad
+            with pytest.raises(GateFailed):
+                gate_failure(pack, force=False)
+        assert keep_verdict(pack, fitting(pack)) == ""
+        assert gate_failure(pack, force=False) == ""
+
+    def test_a_layer(self, pack: ModelPack) -> None:
+        good = exact(fitting(pack), 0, 1, 2, 3)
+        sites = list(good.sites)
+        sites[2] = msgspec.structs.replace(sites[2], differ=5)
+        bad = msgspec.structs.replace(good, sites=tuple(sites))
+        assert keep_verdict(pack, bad) == ""
+        assert "layer 2 is the first that differs" in keep_verdict(pack, exact(fitting(pack), 0, 1))
+        assert load_verdict(pack) == bad
+        assert keep_verdict(pack, exact(fitting(pack), 0, 1, 2, local_differ=None)) == ""
+        assert gate_failure(pack, force=False) == ""
+
+
+def exact(found: Verdict, *layers: int, **other: Any) -> Verdict:
+    """With rows of these layers compared, all of them the same."""
+    sites = [
+        msgspec.structs.replace(one, exact_rows=128 if one.layer in layers else 0, differ=0) for one in found.sites
+    ]
+    return msgspec.structs.replace(found, sites=tuple(sites), **other)
+
+
+class TestFigures:
+    def test_what_cannot_be(self, pack: ModelPack) -> None:
+        good = fitting(pack)
+        assert good.possible
+        replace = msgspec.structs.replace
+        first, *rest = good.sites
+        for forged in (
+            replace(good, sites=(replace(first, differ=77), *rest)),
+            replace(good, sites=(replace(first, exact_rows=76, differ=77), *rest)),
+            replace(good, local_differ=129),
+            replace(good, exact_positions=0, local_differ=1),
+            replace(good, pairs=(replace(good.pairs[0], confident=2049), *good.pairs[1:])),
+            replace(good, pairs=(replace(good.pairs[0], positions=4096, confident=4000), *good.pairs[1:])),
+            replace(good, pairs=(*good.pairs[1:], good.pairs[1])),
+            replace(good, partial=replace(good.pairs[0], positions=4096)),
+        ):
+            assert not forged.possible
+            save_verdict(pack, forged)
+            assert load_verdict(pack) == "its verdict is damaged"
+
+    @pytest.mark.parametrize("name", ["name", "text", "version", "not_exact"])
+    def test_control_characters(self, pack: ModelPack, name: str) -> None:
+        save_verdict(pack, msgspec.structs.replace(fitting(pack), **{name: "a\x1b]0;b\x07"}))
+        assert load_verdict(pack) == "its verdict is damaged"
+
+    def test_what_a_verdict_says(self) -> None:
+        assert printable("a\x1b[31m\nb" + "c" * 400) == "a?[31m?b" + "c" * 292
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes there")
+def test_a_pipe_is_no_verdict(pack: ModelPack) -> None:
+    os.mkfifo(pack.verdict_file)
+    assert load_verdict(pack) == "its verdict cannot be read: it is no file"
+
+
+def test_where_no_verdict_can_be_kept(pack: ModelPack, tmp_path: Path) -> None:
+    check_writable(pack)
+    assert list(pack.path.iterdir()) == []
+    with pytest.raises(ModelError, match=r"none: cannot be written \(No such file or directory\), and the verdict is"):
+        check_writable(ModelPack(tmp_path / "none", pack.manifest, pack.source))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from swarmnode.backbone.library import library
 from swarmnode.dispatch.codec import F32, Buffer, WireType, decode_rows, encode_rows
 from swarmnode.errors import BadFrame, ModelError, UsageError
 from swarmnode.gate import load_verdict, save_verdict, wires_allowed
 from swarmnode.gate.coding import Codec
 from swarmnode.gate.report import report
 from swarmnode.gate.verdict import Verdict
-from swarmnode.gate.wires import GateOptions, measure
+from swarmnode.gate.wires import GateOptions, _not_exact, measure
+from swarmnode.model.gguf_file import GgufFile
 from swarmnode.model.random_model import RandomModel, write_random_model
 from swarmnode.onboard import ModelPack, onboard
 from tests.swarmnode.gate.bad_codecs import ONE_SCALE
@@ -116,6 +119,12 @@ def test_what_cannot_be_measured(random_pack: ModelPack, tmp_path: Path) -> None
         GateOptions(positions=1023)
     with pytest.raises(UsageError, match="cannot be meant"):
         GateOptions(own_kl=float("nan"))
+    for threads in (0, -1, 513, 10**9):
+        with pytest.raises(UsageError, match=f"{threads} threads cannot be meant"):
+            GateOptions(threads=threads)
+    for layers in (-7, 65536, 10**12):
+        with pytest.raises(UsageError, match=f"{layers} layers on the GPU cannot be meant"):
+            GateOptions(gpu_layers=layers)
     short = tmp_path / "short.txt"
     short.write_text("too short")
     with pytest.raises(UsageError, match="has only"):
@@ -123,6 +132,47 @@ def test_what_cannot_be_measured(random_pack: ModelPack, tmp_path: Path) -> None
     without = ModelPack(random_pack.path, random_pack.manifest, None, backbone_known=True)
     with pytest.raises(ModelError, match="the GGUF is not on this machine"):
         measure(without, GateOptions())
+
+
+@pytest.mark.parametrize("tensor", ["output_norm.weight", "blk.1.attn_norm.weight", "token_embd.weight"])
+def test_nan_that_no_logit_shows(tmp_path: Path, tensor: str) -> None:
+    """ggml quantises what comes out of a norm, and that skips NaN: logits are finite, and the same everywhere."""
+    file = tmp_path / "q.gguf"
+    write_random_model(RandomModel(dense_type="Q8_0"), file)
+    where = GgufFile.open(file).tensors[tensor]
+    value = np.float32(np.nan) if where.ggml_type == 0 else np.float16(np.inf)  # a block's scale
+    with file.open("r+b") as opened:
+        opened.seek(where.offset)
+        opened.write(value.tobytes())
+    with pytest.raises(ModelError, match=rf"q\.gguf: {tensor} holds NaN or infinity; fetch the file again$"):
+        measure(onboard(file, tmp_path / "pack"), GateOptions(positions=1024, worker=False))
+
+
+@pytest.mark.parametrize("stage", ["weights", "exact", "layers", "logits", "local"])
+def test_a_file_that_changes_meanwhile_is_one_line(tmp_path: Path, stage: str) -> None:
+    file = tmp_path / "r.gguf"
+    write_random_model(RandomModel(), file)
+    pack = onboard(file, tmp_path / "pack")
+
+    def progress(now: str, done: int, _total: int) -> None:
+        if now == stage and done:
+            os.utime(file, (1, 1))  # a cut would end this process where it comes at the wrong moment
+
+    with pytest.raises(ModelError, match=r"r\.gguf: changed while it was measured; leave it alone") as caught:
+        measure(pack, GateOptions(positions=1024), progress)
+    assert "\n" not in str(caught.value)
+
+
+def test_exact_mode_is_left_out_only_on_a_gpu(random_pack: ModelPack, monkeypatch: pytest.MonkeyPatch) -> None:
+    if library().llama_supports_gpu_offload():
+        pytest.skip("layers really lie on a GPU here")
+    assert _not_exact(GateOptions(gpu_layers=99, device="cpu")) == ""
+    monkeypatch.setattr(library(), "llama_supports_gpu_offload", lambda: True)
+    assert "backbone lie on a GPU" in _not_exact(GateOptions(gpu_layers=99, device="cpu"))
+    assert _not_exact(GateOptions(device="cpu")) == ""
+    found = measure(random_pack, GateOptions(positions=1024, gpu_layers=1))
+    assert (found.exact_positions, found.identical) == (0, None)
+    assert "added up in another order" in report(random_pack.manifest, found)["not_exact"]
 
 
 def test_what_the_listener_raises_ends_it(random_pack: ModelPack) -> None:
