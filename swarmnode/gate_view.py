@@ -6,15 +6,13 @@ Called by `cli/gate.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from swarmnode.tables import console_for_data, human_bytes, show
+from swarmnode.tables import StageBars, console_for_data, human_bytes, plain_table, show
 
 Row = Mapping[str, Any]
 _SAID = {True: "the plain local run's bits", False: "not the plain local run's bits", None: "not compared"}
@@ -23,36 +21,16 @@ _NAMED = 12  # layers that are named before they are only counted
 NO_FIGURE = "–"
 
 
-class GateProgress:
-    """A bar per stage; silent where standard error is no terminal or it is disabled."""
+class GateProgress(StageBars):
+    """A bar per stage with the time left, or one that many things share."""
 
     def __init__(self, *, enabled: bool) -> None:
-        console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, disable=not enabled or not console.is_terminal)
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> GateProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def update(self, stage: str, done: int, total: int) -> None:
-        """Report a stage; the first call makes its bar."""
-        self._update(stage, stage, done, total)
+        super().__init__(*columns, enabled=enabled)
 
     def update_one(self, what: str, done: int, total: int) -> None:
         """Report one thing of many, on a bar that all of them share."""
-        self._update("", what, done, total)
-
-    def _update(self, bar: str, text: str, done: int, total: int) -> None:
-        if bar not in self._tasks:
-            self._tasks[bar] = self._bar.add_task(text, total=total)
-        self._bar.update(self._tasks[bar], description=text, completed=done, total=total)
+        self.put("", what, done, total)
 
 
 def show_model(found: Row, where: str) -> None:
@@ -186,10 +164,7 @@ def _layers_table(rows: Sequence[Row], *, judged: bool) -> Table:
 
 
 def _table(columns: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="right" if i else "left", no_wrap=True)
-    return table
+    return plain_table(columns[:1], columns[1:])
 
 
 def _cosine(value: float | None, digits: int = 5) -> str:

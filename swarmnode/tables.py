@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
@@ -63,6 +64,16 @@ def show(table: Table) -> None:
     console_for_data().print(table)
 
 
+def plain_table(left: Sequence[str], right: Sequence[str]) -> Table:
+    """A table without lines: columns of text, then columns of numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in left:
+        table.add_column(name, no_wrap=True)
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
 def tickets_table(tickets: Sequence[Row]) -> Table:
     """One row per ticket that was given out."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
@@ -76,11 +87,7 @@ def tickets_table(tickets: Sequence[Row]) -> Table:
 
 def peers_table(peers: Sequence[Row]) -> Table:
     """One row per peer, in 80 columns."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
-    for name in ("peer", "name", "role", "path"):
-        table.add_column(name, no_wrap=True)
-    for name in ("RTT ms", "call ms", "experts", "rows"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = plain_table(("peer", "name", "role", "path"), ("RTT ms", "call ms", "experts", "rows"))
     table.add_column("why")
     for p in peers:
         table.add_row(
@@ -181,33 +188,37 @@ def print_rows(result: Mapping[str, Any], *, as_json: bool) -> None:
     console.print(table)
 
 
-class ProgressBar:
-    """Stages with bytes done, rate and time left; silent where standard error is no terminal or it is disabled."""
+class StageBars:
+    """Progress bars on standard error; silent where that is no terminal or they are disabled."""
 
-    def __init__(self, *, enabled: bool) -> None:
+    def __init__(self, *columns: ProgressColumn, enabled: bool) -> None:
         console = Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not enabled or not console.is_terminal,
-        )
+        self._bars = Progress(*columns, console=console, disable=not enabled or not console.is_terminal)
         self._tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> ProgressBar:
-        self._bar.start()
+    def __enter__(self) -> Self:
+        self._bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        self._bars.stop()
 
     def update(self, stage: str, done: int, total: int) -> None:
         """Report a stage; the first call makes its bar."""
-        if stage not in self._tasks:
-            self._tasks[stage] = self._bar.add_task(stage, total=total)
-        self._bar.update(self._tasks[stage], completed=done, total=total)
+        self.put(stage, stage, done, total)
+
+    def put(self, bar: str, text: str, done: int, total: int) -> None:
+        """Report what `text` says, on a bar that may show one thing after another."""
+        if bar not in self._tasks:
+            self._tasks[bar] = self._bars.add_task(text, total=total)
+        self._bars.update(self._tasks[bar], description=text, completed=done, total=total)
+
+
+class ProgressBar(StageBars):
+    """Stages with bytes done, rate and time left."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        super().__init__(*columns, TimeRemainingColumn(), enabled=enabled)

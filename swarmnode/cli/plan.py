@@ -66,10 +66,32 @@ def plan(
 
 
 def _needs(model: str) -> ModelNeeds:
-    """Of a file, a pack, an address, or the table. Raises ModelError, UsageError."""
-    from swarmnode.errors import ModelError  # noqa: PLC0415
+    """Of a file, a pack, an address, or the table; `assumed` says where llama.cpp does not know the architecture.
+
+    Raises ModelError, UsageError.
+    """
+    from dataclasses import replace  # noqa: PLC0415
+
+    needs = _needs_found(model)
+    if needs.quantised:  # of the table
+        return needs
+    from swarmnode.architectures.tiny_model import ARCHITECTURES  # noqa: PLC0415  0.3 s
+
+    if needs.architecture in ARCHITECTURES:
+        return needs
+    unknown = (
+        f"a llama.cpp that runs experts of the architecture {needs.architecture!r}: the installed one does not, and "
+        "this model cannot run until it does"
+    )
+    return replace(needs, assumed="; ".join(filter(None, (unknown, needs.assumed))))
+
+
+def _needs_found(model: str) -> ModelNeeds:
+    from swarmnode.errors import ModelError, UsageError  # noqa: PLC0415
     from swarmnode.model.http_url import url_of  # noqa: PLC0415
 
+    if not model.strip():
+        raise UsageError("plan wants a model: a GGUF or a model pack, the http(s) address of one, or a name (glm-4.6)")
     if url_of(model) is not None:
         return _needs_of_address(model)
     path = Path(model)
@@ -179,7 +201,8 @@ def _speed_json(speed: Speed) -> dict[str, Any]:
 
 def _answer(found: SwarmPlan) -> str:
     """One sentence."""
-    name = f"{found.needs.name} ({found.needs.architecture})"
+    needs = found.needs
+    name = f"{needs.name} ({needs.architecture}{f', taken as {needs.quantised}' if needs.quantised else ''})"
     if found.fits:
         count = len(found.shares)
         backbone = found.shares[0].device
@@ -196,7 +219,7 @@ def _answer(found: SwarmPlan) -> str:
     hint = "such devices hold not one expert"
     if count := found.more_devices:
         hint = f"{count} more {'device' if count == 1 else 'devices'} of {_gib(found.alike.memory)} would do"
-    experts = f"{_gib(found.missing)} of its {_gib(found.needs.experts_total_bytes)} of experts have no place"
+    experts = f"{_gib(found.missing)} of its {_gib(needs.experts_total_bytes)} of experts have no place"
     return f"No: {name} does not fit: {experts}; {hint}."
 
 
@@ -210,6 +233,7 @@ def _show_plan(found: SwarmPlan, counts: dict[int, int]) -> None:
         console.print(line, markup=False, highlight=False)
 
     say(_answer(found))
+    _say_assumed(found.needs, say)
     say("")
     _say_needs(found.needs, found.context, counts, say)
     if found.shares:
@@ -242,8 +266,18 @@ def _show_needs(needs: ModelNeeds, context: int, counts: dict[int, int]) -> None
     from swarmnode.tables import console_for_data  # noqa: PLC0415
 
     console = console_for_data()
-    _say_needs(needs, context, counts, lambda line: console.print(line, markup=False, highlight=False))
-    console.print("give --devices 3x32G to see who would hold what, and how fast it is", markup=False, highlight=False)
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False)
+
+    _say_needs(needs, context, counts, say)
+    _say_assumed(needs, say)
+    say("give --devices 3x32G to see who would hold what, and how fast it is")
+
+
+def _say_assumed(needs: ModelNeeds, say: Callable[[str], None]) -> None:
+    if needs.assumed:
+        say(f"assumed: {needs.assumed}")
 
 
 def _say_needs(needs: ModelNeeds, context: int, counts: dict[int, int], say: Callable[[str], None]) -> None:
@@ -263,14 +297,14 @@ def _say_needs(needs: ModelNeeds, context: int, counts: dict[int, int], say: Cal
     say(f"experts: {_gib(needs.experts_total_bytes)} in all, {_gib(1000 * needs.expert_bytes)} per 1,000, shared out")
     fitting = [f"{count} of {size} GiB" for size, count in counts.items() if count]
     say(f"devices, all alike: {' or '.join(fitting[:4]) or 'more than this table has'}")
-    if needs.assumed:
-        say(f"assumed: {needs.assumed}")
     if needs.context_length and context > needs.context_length:
         say(f"the model was trained for {needs.context_length} tokens of context")
 
 
 def _devices_table(shares: tuple[Share, ...]) -> Table:
-    table = _table(("device", "role"), ("memory", "RTT", "dense, cache", "experts", "of", "left"))
+    from swarmnode.tables import plain_table  # noqa: PLC0415
+
+    table = plain_table(("device", "role"), ("memory", "RTT", "dense, cache", "experts", "of", "left"))
     groups: list[tuple[list[str], int]] = []
     for share in shares:
         row = [
@@ -292,7 +326,9 @@ def _devices_table(shares: tuple[Share, ...]) -> Table:
 
 
 def _speeds_table(found: SwarmPlan) -> Table:
-    table = _table(("tokens/s",), ("no drafts", "1.2 per step", "2 per step"))
+    from swarmnode.tables import plain_table  # noqa: PLC0415
+
+    table = plain_table(("tokens/s",), ("no drafts", "1.2 per step", "2 per step"))
     rows = []
     if found.fits:
         apart = [speed for speed in found.speeds if found.trips]
@@ -302,17 +338,6 @@ def _speeds_table(found: SwarmPlan) -> Table:
     rows += [(f"all experts {_ms(speed.rtt_s)} away", speed) for speed in found.remote]
     for name, speed in rows:
         table.add_row(name, *(_rate(rate) for rate in speed.tokens_s))
-    return table
-
-
-def _table(left: tuple[str, ...], right: tuple[str, ...]) -> Table:
-    from rich.table import Table  # noqa: PLC0415
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in left:
-        table.add_column(name, no_wrap=True)
-    for name in right:
-        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 

@@ -6,17 +6,23 @@ up where it stopped.
 The address that the user named is asked first and may redirect; where that leads is kept until it fails (signed
 addresses expire) and never sees the token. Proxies and certificates are those of the environment, as httpx has them.
 
+A server that asks for time (Retry-After) gets it up to MAX_RETRY_AFTER_S. An attempt that takes TELL_S and leads to
+nothing is a warning in the log, which every command has on standard error: nothing is waited for in silence.
+
 Callers: `http_model.py` (onboarding), `http_source.py` (experts). What headers mean is `http_url.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import os
 import random
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 
@@ -40,7 +46,11 @@ CONNECT_S, READ_S = 10.0, 20.0
 TRIES = 6  # attempts in a row that bring nothing: with the back-off about 15 s
 OPEN_TRIES = 3  # of the first contact, where it is more likely the address than the weather
 BACK_OFF_S, MAX_BACK_OFF_S = 0.5, 8.0
+MAX_RETRY_AFTER_S = 60.0  # that are waited at a server's wish; whoever wants more is not asked again
+TELL_S = 5.0  # attempts that take longer, with the wait after them, are told
 HEAD_BYTES = 64 * 1024  # what `open` reads: it must ask for something
+
+log = logging.getLogger(__name__)
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429)  # and 5xx: worth another try
@@ -91,6 +101,7 @@ class HttpFile:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._active: set[httpx.Response] = set()
+        self._told_until = 0.0  # one line for all requests that wait at the same time
 
     @property
     def name(self) -> str:
@@ -134,7 +145,7 @@ class HttpFile:
     def _pieces(self, offset: int, length: int, tries: int, abort: threading.Event | None) -> Iterator[bytes]:
         done = failures = 0
         while done < length:
-            before = done
+            before, began = done, time.monotonic()
             try:
                 with self._answer(offset + done, offset + length) as (response, end):
                     length = min(length, self.size - offset)  # `open` asks for more than a small file has
@@ -151,17 +162,27 @@ class HttpFile:
                     raise _TryAgain("the answer was empty")
             except _TryAgain as error:
                 failures = 1 if done > before else failures + (not error.free)
-                self._pause(failures, tries, str(error), error.after_s, abort)
+                self._pause(failures, tries, str(error), error.after_s, abort, began)
             except httpx.HTTPError as error:
                 failures = 1 if done > before else failures + 1
-                self._pause(failures, tries, self._explain(error), None, abort)
+                self._pause(failures, tries, self._explain(error), None, abort, began)
             except httpx.StreamError as error:
                 raise Cancelled(f"{self.name}: {error}") from None
 
-    def _pause(self, failures: int, tries: int, why: str, after_s: float | None, abort: threading.Event | None) -> None:
-        """Wait before the next attempt. Raises DownloadFailed where there is none left."""
+    def _pause(
+        self,
+        failures: int,
+        tries: int,
+        why: str,
+        after_s: float | None,
+        abort: threading.Event | None,
+        began: float,
+    ) -> None:
+        """Wait before the next attempt. Raises DownloadFailed where there is none left, or it is too far away."""
         if self._stop.is_set() or (abort is not None and abort.is_set()):
             raise Cancelled(f"{self.name}: given up")
+        if after_s is not None and after_s > MAX_RETRY_AFTER_S:
+            raise DownloadFailed(f"{self.name}: {why} and wants no other request for {_span(after_s)}; try again then")
         if failures >= tries:
             raise DownloadFailed(f"{self.name}: {why} ({tries} attempts); try again later")
         if not failures:
@@ -169,7 +190,17 @@ class HttpFile:
         delay = min(self._back_off_s * 2 ** (failures - 1), MAX_BACK_OFF_S) * random.uniform(0.75, 1.25)
         if after_s is not None and self._back_off_s:
             delay = max(delay, after_s)
+        self._tell(why, delay, time.monotonic() - began)
         self._stop.wait(delay)
+
+    def _tell(self, why: str, delay: float, took: float) -> None:
+        """Say what is waited for, unless all of it is short, or it was said of a wait that lasts still."""
+        now = time.monotonic()
+        with self._lock:
+            if took + delay < TELL_S or now < self._told_until:
+                return
+            self._told_until = now + delay
+        log.warning("%s: %s; asking again in %s", self.name, why, _span(delay))
 
     @contextlib.contextmanager
     def _answer(self, start: int, end: int) -> Iterator[tuple[httpx.Response, int]]:
@@ -284,6 +315,14 @@ def _status(response: httpx.Response) -> str:
     with contextlib.suppress(ValueError):
         return f"{response.status_code} {HTTPStatus(response.status_code).phrase}"
     return str(response.status_code)
+
+
+def _span(seconds: float) -> str:
+    """A time to wait, rounded up, for people: 45 s, 28 hours."""
+    for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{min(math.ceil(seconds / length), 9999)} {unit}"
+    return f"{math.ceil(seconds)} s"
 
 
 def _one_line(error: BaseException) -> str:

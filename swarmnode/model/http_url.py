@@ -17,7 +17,6 @@ from swarmnode.errors import UsageError
 MAX_URL = 2048
 MAX_TAG = 256
 MAX_SIZE = 1 << 53
-MAX_RETRY_AFTER_S = 30.0
 TOKEN_VARIABLE = "SWARMNODE_HTTP_TOKEN"  # a name, not a secret
 HF_TOKEN_VARIABLE = "HF_TOKEN"
 HF_HOSTS = ("huggingface.co", "hf.co")
@@ -153,9 +152,9 @@ def version_tag(headers: Mapping[str, str]) -> str:
 
 
 def retry_after(value: str | None) -> float | None:
-    """Seconds that a Retry-After header asks for, bounded; None where it gives a date or nothing."""
+    """Seconds that a Retry-After header asks for, however many; None where it gives a date or nothing."""
     text = (value or "").strip()
-    return min(float(text), MAX_RETRY_AFTER_S) if re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) else None
+    return float(text) if re.fullmatch(r"[0-9]{1,18}", text, re.ASCII) else None
 
 
 def _split(url: str) -> SplitResult | None:

@@ -22,8 +22,8 @@ MAX_MEMORY: Final = 1 << 50
 MAX_RTT_S: Final = 60.0
 
 _DEVICE = re.compile(
-    r"(?:(?P<count>[0-9]{1,5})\s*[x×*]\s*)?(?P<size>[0-9]{1,12}(?:\.[0-9]{1,3})?)\s*(?P<unit>[kmgt]?)i?b?"
-    r"(?:\s*@\s*(?P<rtt>[0-9]{1,6}(?:\.[0-9]{1,3})?)\s*(?P<scale>ms|s)?)?",
+    r"(?:(?P<count>[0-9]{1,30})\s*[x×*]\s*)?(?P<size>[0-9]{1,30}(?:\.[0-9]{1,3})?)\s*(?P<unit>[kmgt]?)i?b?"
+    r"(?:\s*@\s*(?P<rtt>[0-9]{1,30}(?:\.[0-9]{1,3})?)\s*(?P<scale>ms|s)?)?",
     re.IGNORECASE,
 )
 _SYNTAX = "give a number and a size, such as 3x32G, 64G or 2x16G@80ms"

@@ -68,7 +68,8 @@ class ModelNeeds:
     where its experts are elsewhere. n_expert, n_used: of the site that has most. d_in, d_out: width of a row on its way
     to an expert and back. expert_bytes: mean over all experts of all sites. dense_bytes: what the backbone loads.
     kv_bytes_per_token: F16, per token of context and sequence; state_bytes: of recurrent layers, per sequence, F32.
-    vocabulary: tokens. n_params 0 where not known. assumed: what is not from a file or a publication.
+    vocabulary: tokens. n_params 0 where not known. quantised: the kind of file that is taken for granted, "" where
+    there is a file. assumed: what is not from a file or a publication.
     """
 
     name: str
@@ -88,6 +89,7 @@ class ModelNeeds:
     n_params: int = 0
     state_bytes: int = 0
     vocabulary: int = 0
+    quantised: str = ""
     assumed: str = ""
 
     @property

@@ -21,6 +21,14 @@ from swarmnode.sizing.needs import F16_BYTES, F32_BYTES, ModelNeeds
 # mostly Q4_K (4.5) with some Q6_K (6.56), the output matrix Q6_K. gpt-oss's published GGUF keeps all of it at Q8_0.
 DENSE_BITS: Final = {"Q4_K_M": 5.0, "Q8_0": 8.5}
 DenseType = Literal["Q4_K_M", "Q8_0"]
+# What llama.cpp's quantiser makes of the experts' ffn_down in a Q4_K_M file, in the layers of `uses_more_bits`.
+FINER: Final = {"Q4_K": "Q6_K"}
+
+
+def uses_more_bits(layer: int, n_layers: int) -> bool:
+    """Whether a Q4_K_M file has this layer's ffn_down in a finer type: `use_more_bits` of llama.cpp's quantiser."""
+    eighth = n_layers // 8
+    return layer < eighth or layer >= 7 * n_layers // 8 or (layer - eighth) % 3 == 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,8 @@ class ModelShape:
     one expert by the roadmap, MB, 0 where it says nothing. blocks: all layers. width: hidden_size. attention:
     parameters of one block's attention, mean. dense_ff: inner width of the blocks without experts. latent: parameters
     per MoE layer that lead into and out of the experts' width. kv: values in the cache per token of context, all
-    layers. state: values of running states, all layers, per sequence. expert_type, dense_type: as usually quantised.
+    layers. state: values of running states, all layers, per sequence. expert_type, dense_type: as usually quantised;
+    Q4_K: as in a Q4_K_M file, where some layers have ffn_down finer. every: of the last blocks each n-th has experts.
     biases: experts have some. variant: of `architectures.variants`, which its experts are like. names: what else people
     call it.
     """
@@ -63,6 +72,7 @@ class ModelShape:
     state: int = 0
     expert_type: str = "Q4_K"
     dense_type: DenseType = "Q4_K_M"
+    every: int = 1
     biases: bool = False
     variant: str = "base"
     names: tuple[str, ...] = ()
@@ -83,10 +93,42 @@ class ModelShape:
 
     @property
     def expert_bytes(self) -> int:
-        """Of one expert, as usually quantised."""
-        kind = TYPE_BY_NAME[self.expert_type].id
-        inward, outward = (self.d, self.d_ff), (self.d_ff, self.d)
-        weights = 2 * tensor_bytes(kind, inward) + tensor_bytes(kind, outward)
+        """Of one expert, all of it of `expert_type`."""
+        return self._expert_bytes(self.expert_type)
+
+    @property
+    def finer_layers(self) -> int:
+        """Of the layers with experts, those whose experts have a finer ffn_down."""
+        with_experts = range(self.blocks - 1 - (self.layers - 1) * self.every, self.blocks, self.every)
+        return sum(uses_more_bits(n, self.blocks) for n in with_experts) if self.expert_type in FINER else 0
+
+    @property
+    def experts_total_bytes(self) -> int:
+        """Of all experts of all layers, as usually quantised."""
+        finer = self.finer_layers
+        layers = (self.layers - finer) * self.expert_bytes
+        if finer:
+            layers += finer * self._expert_bytes(FINER[self.expert_type])
+        return layers * self.n_expert
+
+    @property
+    def quantised(self) -> str:
+        """The kind of file that is meant: Q4_K_M or MXFP4."""
+        return "Q4_K_M" if self.expert_type in FINER else self.expert_type
+
+    @property
+    def quantisation(self) -> str:
+        """What is assumed of the types, for people."""
+        dense = f"the rest {self.dense_type}"
+        if self.expert_type not in FINER:
+            return f"experts in {self.expert_type}, as they were trained, {dense}"
+        finer = f"{FINER[self.expert_type]} for their ffn_down in {self.finer_layers} of {self.layers} layers"
+        return f"a {self.quantised} file: experts in {self.expert_type}, with {finer}"
+
+    def _expert_bytes(self, down: str) -> int:
+        """With `down` the type of its ffn_down."""
+        weights = 2 * tensor_bytes(TYPE_BY_NAME[self.expert_type].id, (self.d, self.d_ff))
+        weights += tensor_bytes(TYPE_BY_NAME[down].id, (self.d_ff, self.d))
         return weights + (F32_BYTES * (2 * self.d_ff + self.d) if self.biases else 0)
 
     @property
@@ -181,7 +223,6 @@ MODELS: tuple[ModelShape, ...] = (
     ),
     ModelShape(
         "Kimi-K3", 3584, 3072, 896, 16, 92, 6144,
-        assumed="experts in MXFP4, as they were trained",
         arch="kimi-k3", published=2800, active=104, blocks=93, width=7168, vocab=163_840, context=1_048_576,
         attention=_K3_ATTENTION, dense_ff=33_792, latent=2 * 7168 * 3584,
         kv=24 * (512 + 64), state=69 * (3 * 3 * 12_288 + 96 * 128 * 128), expert_type="MXFP4",
@@ -201,6 +242,7 @@ MODELS: tuple[ModelShape, ...] = (
         "Llama-4-Maverick", 5120, 8192, 128, 1, 24, 8192, "before",
         arch="llama4", published=400, active=17, size_mb=70, blocks=48, width=5120, vocab=202_048, context=1_048_576,
         attention=_gqa(5120, 40, 8, 128), dense_ff=16_384, kv=48 * 2 * 8 * 128,
+        every=2,
         names=("Llama-4-Maverick-17B-128E",),
     ),
     ModelShape(
@@ -224,8 +266,8 @@ def needs_of_shape(shape: ModelShape) -> ModelNeeds:
         n_used=shape.k,
         d_in=shape.d,
         d_out=shape.d,
-        expert_bytes=shape.expert_bytes,
-        experts_total_bytes=shape.layers * shape.n_expert * shape.expert_bytes,
+        expert_bytes=shape.experts_total_bytes // (shape.layers * shape.n_expert),
+        experts_total_bytes=shape.experts_total_bytes,
         dense_bytes=int((shape.dense_params - router) * DENSE_BITS[shape.dense_type] / 8) + router * F32_BYTES,
         shared_expert=shape.shared > 0,
         kv_bytes_per_token=shape.kv * F16_BYTES,
@@ -233,7 +275,8 @@ def needs_of_shape(shape: ModelShape) -> ModelNeeds:
         n_params=shape.params,
         state_bytes=shape.state * F32_BYTES,
         vocabulary=shape.vocab,
-        assumed=shape.assumed,
+        quantised=shape.quantised,
+        assumed="; ".join(filter(None, (shape.quantisation, shape.assumed))),
     )
 
 

@@ -81,7 +81,7 @@ def test_the_wheel_holds_the_packages_their_data_and_the_licence(built: Path) ->
     assert {Path(name).suffix for name in rest} <= {".html", ".css", ".js", ".svg", ".json"}, rest  # other rooms' data
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert "License-Expression: Apache-2.0" in info
-    assert "swarmnode = swarmnode.cli:main" in scripts
+    assert "swarmnode = swarmnode.__main__:main" in scripts
     assert "swarmnode-relay = relay.__main__:main" in scripts
 
 

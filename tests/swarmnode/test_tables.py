@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from swarmnode.gate_view import GateProgress
 from swarmnode.status import MemberStatus, NodeStatus, PeerStatus, SwarmStatus, TransportStatus
-from swarmnode.tables import node_table, peers_table, show
+from swarmnode.tables import ProgressBar, node_table, peers_table, show
 
 NODE = NodeStatus(
     peer="p" * 56,
@@ -74,3 +75,22 @@ def test_a_node_of_a_swarm_with_its_members_and_the_plan(capsys: pytest.CaptureF
     assert "1.0 MB of 4.0 MB used" in out
     assert "experts here: 9; mmmmmmmm: 912; elsewhere: 3" in out
     assert "disk full" in out
+
+
+@pytest.mark.parametrize("kind", [ProgressBar, GateProgress])
+def test_bars_are_for_terminals(
+    kind: type[ProgressBar | GateProgress], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
+    for terminal, enabled in (("", True), ("1", False), ("1", True)):
+        monkeypatch.setenv("FORCE_COLOR", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        with kind(enabled=enabled) as bar:
+            bar.update("backbone", 1, 4)
+            bar.update("backbone", 2, 4)
+            if isinstance(bar, GateProgress):
+                bar.update_one("qwen3moe", 1, 2)
+        out, error = capsys.readouterr()
+        assert not out
+        assert ("backbone" in error) == (terminal == "1" and enabled)
+        assert ("qwen3moe" in error) == (terminal == "1" and enabled and kind is GateProgress)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +13,13 @@ import pytest
 
 from swarmnode.cli import main
 from swarmnode.gate.verdict_file import bound_of, save_verdict
+from swarmnode.model.gguf_encode import TensorInfo, encode_header, encode_pair
+from swarmnode.model.gguf_metadata import ValueType
 from swarmnode.model.random_model import RandomModel, write_random_model
 from swarmnode.onboard import onboard
 from tests.swarmnode.gate.samples import site as site_figures
 from tests.swarmnode.gate.samples import verdict
-from tests.swarmnode.model.http_server import Site, serve
+from tests.swarmnode.model.http_server import Handler, Site, serve
 
 
 @pytest.fixture
@@ -27,14 +32,29 @@ def test_can_my_three_machines_run_glm(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["plan", "GLM-4.6", "--devices", "3x32G"]) == 1
     out = capsys.readouterr().out
     first, _, rest = out.partition("\n")
-    assert first.startswith("No: GLM-4.5/4.6 (glm4moe) does not fit")
-    assert "4 more devices of 32.0 GiB would do" in first
+    assert first.startswith("No: GLM-4.5/4.6 (glm4moe, taken as Q4_K_M) does not fit")
+    assert "5 more devices of 32.0 GiB would do" in first
     assert "89 MoE layers of 160 experts, top 8, a shared expert" in rest
     assert main(["plan", "GLM-4.6", "--devices", "3x96G"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("Yes: GLM-4.5/4.6")
     for text in ("device 1  backbone", "device 3  worker", "tokens/s", "2 per step", "need a round trip", "--memory "):
         assert text in out
+
+
+def test_a_models_weights_are_those_of_a_usual_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seven such devices hold the experts where all of them are Q4_K, which they are in no Q4_K_M file."""
+    assert main(["plan", "glm-4.6", "-d", "7x32G"]) == 1
+    out = capsys.readouterr().out
+    assert "of its 189.0 GiB of experts have no place; 1 more device of 32.0 GiB would do" in out
+    assert out.splitlines()[1].startswith("assumed: a Q4_K_M file: experts in Q4_K, with Q6_K for their ffn_down in 43")
+    assert main(["plan", "glm-4.6", "-d", "8x32G", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["needs"]["quantised"] == "Q4_K_M"
+    assert found["needs"]["assumed"].startswith("a Q4_K_M file: ")
+    assert "taken as Q4_K_M" in found["answer"]
+    assert main(["plan", "gpt-oss", "-d", "80G"]) == 0
+    assert capsys.readouterr().out.startswith("Yes: gpt-oss-120b (gpt-oss, taken as MXFP4)")
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +88,7 @@ def test_which_model_a_name_was_taken_for_is_said(capsys: pytest.CaptureFixture[
     assert main(["plan", "kimi", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["needs"]["assumed"].startswith("kimi means Kimi-K3; experts in MXFP4")
     assert main(["plan", "GLM-4.6"]) == 0
-    assert "assumed" not in capsys.readouterr().out
+    assert "assumed: a Q4_K_M file" in capsys.readouterr().out
 
 
 def test_a_file_its_pack_and_its_address_say_the_same(
@@ -114,7 +134,10 @@ def test_the_gates_report_says_the_same_of_a_pack(tmp_path: Path, capsys: pytest
         (["mixtral", "-d", "3y32"], 2, "such as 3x32G"),
         (["mixtral", "-d", "8G", "--rtt", "-1"], 2, "--rtt -1"),
         (["mixtral", "--context", "0"], 2, "--context"),
+        (["mixtral", "-d", "10000000x32G"], 2, "10000000 devices; 1 to 4096"),
         (["nowhere.gguf"], 1, "no such file"),
+        ([""], 2, "plan wants a model: a GGUF"),
+        ([" "], 2, "plan wants a model: a GGUF"),
     ],
 )
 def test_one_line_for_what_cannot_be_meant(
@@ -130,3 +153,61 @@ def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(64))
     assert main(["plan", str(tmp_path / "x.gguf"), "-d", "8G"]) == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_dense_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = [encode_pair("general.architecture", ValueType.STRING, "llama")]
+    header = encode_header(pairs, [TensorInfo("blk.0.ffn_up.weight", 0, (32, 32))], 32)
+    path = tmp_path / "dense.gguf"
+    path.write_bytes(header + bytes(4 * 32 * 32))
+    for options in ([], ["-d", "64G"]):
+        assert main(["plan", str(path), *options]) == 1
+        out, error = capsys.readouterr()
+        assert not out
+        assert re.fullmatch(r"swarmnode: .*no routed experts \(architecture llama\).*this one is dense\n", error)
+
+
+def test_an_architecture_that_llama_cpp_does_not_know(
+    tmp_path: Path, site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = write_random_model(RandomModel(n_layers=1), tmp_path / "m.gguf")
+    assert main(["plan", str(path), "-d", "8G"]) == 0
+    assert "assumed" not in capsys.readouterr().out
+    path.write_bytes(path.read_bytes().replace(b"qwen2moe", b"qwen9moe"))
+    for model in (str(path), site.add(path)):
+        assert main(["plan", model, "-d", "8G"]) == 0
+        line = capsys.readouterr().out.splitlines()[1]
+        assert line.startswith("assumed: a llama.cpp that runs experts of the architecture 'qwen9moe'")
+    assert main(["plan", str(path), "--json"]) == 0
+    assert "'qwen9moe'" in json.loads(capsys.readouterr().out)["needs"]["assumed"]
+
+
+def test_a_server_that_wants_a_long_wait(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    def habit(handler: Handler) -> bool:
+        handler.answer(429, b"x", Retry_After="100000")
+        return True
+
+    site.habit = habit
+    assert main(["plan", f"{site.url}/m.gguf"]) == 1
+    error = capsys.readouterr().err
+    assert "429 Too Many Requests and wants no other request for 28 hours" in error
+    assert error.count("\n") == 1
+
+
+def test_what_is_waited_for_is_said_on_standard_error(tmp_path: Path, site: Site) -> None:
+    (path,) = write_random_model(RandomModel(n_layers=1), tmp_path / "m.gguf")
+    url, left = site.add(path), [1]
+
+    def habit(handler: Handler) -> bool:
+        if not left:
+            return False
+        left.pop()
+        handler.answer(503, b"x", Retry_After="1")
+        return True
+
+    site.habit = habit
+    code = "import sys; from swarmnode.cli import main; from swarmnode.model import http_file as f; f.TELL_S = 0.5; "
+    command = [sys.executable, "-c", f"{code}sys.exit(main(sys.argv[1:]))", "plan", url, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert json.loads(done.stdout)["needs"]["n_sites"] == 1
+    assert done.stderr == f"{url}: the server answers 503 Service Unavailable; asking again in 1 s\n"

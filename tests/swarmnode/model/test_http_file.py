@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import logging
 import random
 import shutil
 import socket
@@ -20,6 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from swarmnode.errors import Cancelled, DownloadFailed, ModelError, SourceChanged, TruncatedFile, UsageError
+from swarmnode.model import http_file
 from swarmnode.model.http_file import HEAD_BYTES, OPEN_TRIES, TRIES, HttpFile, make_client
 
 from .http_server import Habit, Handler, Site, serve
@@ -117,6 +119,37 @@ def test_lasting_trouble_is_told(make: Make, site: Site) -> None:
     with pytest.raises(DownloadFailed, match=r"m.gguf: the server answers 503 Service Unavailable \(3 attempts\)"):
         make().open()
     assert len(site.asked) == OPEN_TRIES
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [("100000", "28 hours"), ("61", "61 s"), ("4000", "67 minutes"), ("9" * 18, "9999 days")],
+)
+def test_a_server_that_wants_too_long_a_wait_is_not_asked_again(make: Make, site: Site, wanted: str, said: str) -> None:
+    site.habit = failing(429, 1000, Retry_After=wanted)
+    with pytest.raises(DownloadFailed, match=rf"429 Too Many Requests and wants no other request for {said}; try"):
+        make().open()
+    assert len(site.asked) == 1
+
+
+def test_a_wait_is_told_once(
+    make: Make, site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = make().open()
+    assert not caplog.messages
+    site.habit = failing(503, 1, Retry_After="0")
+    file.read(100_000, 9)
+    assert not caplog.messages  # a short one
+    monkeypatch.setattr(http_file, "TELL_S", 0.5)
+    site.habit = failing(503, 2, Retry_After="1")
+    with caplog.at_level(logging.WARNING, logger=http_file.__name__):
+        threads = [threading.Thread(target=file.read, args=(100_000, 9)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    (message,) = caplog.messages
+    assert message.endswith("/m.gguf: the server answers 503 Service Unavailable; asking again in 1 s")
 
 
 @pytest.mark.parametrize(

@@ -38,12 +38,42 @@ def test_devices(texts: list[str], expected: list[tuple[int, float]]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "3", "3x", "x32G", "32Q", "0x32G", "3x32G@", "3x32G@fast", "-1x8G", "99999x1G", "1e9G", "5000T", "8G@99s"],
+    [
+        "",
+        "3",
+        "3x",
+        "x32G",
+        "32Q",
+        "0x32G",
+        "3x32G@",
+        "3x32G@fast",
+        "-1x8G",
+        "99999x1G",
+        "1e9G",
+        "5000T",
+        "8G@99s",
+        "9" * 5000 + "x1G",
+    ],
 )
 def test_devices_that_cannot_be_meant(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_devices([text], 0.02)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("10000000x32G", "10000000 devices; 1 to 4096"),
+        (f"{'9' * 30}x32G", "1 to 4096"),
+        (f"3x{'9' * 30}G", "that much memory"),
+        (f"8G@{'9' * 30}ms", "no connection"),
+        ("3 of 32G", "give a number and a size"),
+    ],
+)
+def test_what_is_too_much_is_said_to_be(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_devices([text], 0.02)
 
 
 def test_no_devices() -> None:

@@ -7,7 +7,7 @@ import pytest
 from swarmnode.architectures.tiny_model import ARCHITECTURES
 from swarmnode.errors import UsageError
 from swarmnode.sizing.needs import memory_of
-from swarmnode.sizing.shapes import MODELS, ModelShape, find_shape, needs_of_shape
+from swarmnode.sizing.shapes import MODELS, ModelShape, find_shape, needs_of_shape, uses_more_bits
 
 
 def test_there_are_the_twelve_of_the_roadmap() -> None:
@@ -27,8 +27,32 @@ def test_needs(shape: ModelShape) -> None:
     assert needs.experts_in_all == shape.layers * shape.n_expert
     assert needs.shared_expert == (shape.shared > 0)
     if shape.size_mb:
-        assert needs.expert_bytes / 1e6 == pytest.approx(shape.size_mb, rel=0.06)
+        assert shape.expert_bytes / 1e6 == pytest.approx(shape.size_mb, rel=0.06)
     assert memory_of(needs, 8192).total < 40 << 30
+
+
+def test_the_quantisers_layers() -> None:
+    """What llama.cpp 0.3.36's `use_more_bits` says of 48 layers: the first and the last eighth, and each third between.
+
+    llama-quant.cpp: i < n/8 || i >= 7*n/8 || (i - n/8) % 3 == 2.
+    """
+    finer = [layer for layer in range(48) if uses_more_bits(layer, 48)]
+    assert finer == [*range(6), 8, 11, 14, 17, 20, 23, 26, 29, 32, 35, 38, 41, *range(42, 48)]
+
+
+# Published Q4_K_M files are a few GiB larger: their dense weights.
+@pytest.mark.parametrize(
+    ("name", "gib", "more"),
+    [("Qwen3-235B", 127.9, 1.0748), ("DeepSeek-R1", 366.9, 1.0711), ("maverick", 218.0, 1.0764), ("kimi", 1347.1, 1.0),
+     ("gpt-oss", 56.9, 1.0)],
+)  # fmt: skip
+def test_experts_are_those_of_a_usual_file(name: str, gib: float, more: float) -> None:
+    shape = find_shape(name)
+    needs = needs_of_shape(shape)
+    assert needs.experts_total_bytes / 2**30 == pytest.approx(gib, abs=0.1)
+    assert needs.expert_bytes / shape.expert_bytes == pytest.approx(more, abs=1e-4)
+    assert needs.quantised == ("MXFP4" if more == 1 else "Q4_K_M")
+    assert shape.expert_type in needs.assumed
 
 
 @pytest.mark.parametrize(
