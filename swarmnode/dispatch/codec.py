@@ -12,7 +12,8 @@ the client encodes x and decodes the answers, the worker the other way round.
 INT8 and FP8 cut each row into blocks of 128 values, the last one may be shorter. A value is its code × the scale of its
 block. A scale is a bfloat16 (the upper half of a binary32), block by block, row by row: the largest magnitude of the
 block ÷ the largest code (127 or 448), rounded up, so that no value exceeds the codes. INT8 rounds to nearest, ties to
-even; FP8 to nearest, ties away from zero. A block of zeros has scale 0 and codes 0.
+even; FP8 to nearest, ties away from zero. A block of zeros has scale 0 and codes 0; so has one whose scale no binary32
+holds, which takes magnitudes below 448 × 2^-150 (3.1e-43).
 
 A value outside binary16 (|x| > 65504), or for INT8 and FP8 one above 2^127, would become infinity without a word.
 `encode_rows` does not let it: it sends those rows as F32 instead and says so in the type it returns, which every
@@ -197,7 +198,7 @@ def _encode_blocks(rows: F32, wire: WireType, scales: NDArray[np.uint16], codes:
         upper = _rounded_up(largest.view(np.float32) / _MAX_CODE[wire])
         part = scales[at : at + step]
         part[...] = upper.reshape(part.shape)
-        # Where a scale is 0 everything is, or nearly so: any divisor does.
+        # Where a scale is 0 everything decodes to 0: any divisor does.
         exact = blocks / (np.maximum(upper, 1) << 16).view(np.float32)[:, np.newaxis]
         out = codes[at : at + step]
         if wire is WireType.INT8:
