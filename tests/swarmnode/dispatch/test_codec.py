@@ -68,7 +68,7 @@ def test_f16_is_the_nearest_half(rows: F32) -> None:
 
 
 @pytest.mark.parametrize("wire", BLOCKWISE)
-@example(np.array([[1.64e-43]], np.float32))  # above half a step of the least scale, but the scale itself is below binary32
+@example(np.array([[1.64e-43]], np.float32))  # of more than half of the least step, but no binary32 holds its scale
 @given(
     hnp.arrays(
         np.float32,
