@@ -254,6 +254,17 @@ class Connection:
             self.link.engine.counters()  # lets the engine sample its RTT
             self._mark()
 
+    @property
+    def heard_at(self) -> float:
+        """When a datagram last came from the peer, on the loop's clock."""
+        return self.link.last_received
+
+    def ping(self) -> None:
+        """Have the peer acknowledge something. Nothing happens on a connection that is over."""
+        if self.state is State.OPEN:
+            self.link.engine.ping()
+            self._mark()
+
     # -- events from the engine
 
     def handshake_completed(self) -> None:

@@ -3,7 +3,8 @@
 A founder that computes no experts itself, and workers whose budgets together hold every expert twice, as processes of
 this machine. The founder generates the same greedy text without a pause; every 20 to 40 s a random worker is killed
 (SIGKILL) and started again some seconds later. With --single N instead: N generations with one kill each, at a random
-moment, the next one when the worker is back.
+moment, the next one when the worker is back; --within S: within so many seconds of the request, so that it meets the
+prompt.
 
     aborted     generations that ended with an error
     different   generations whose tokens, or any row of logits, are not those of the plain local run
@@ -51,11 +52,13 @@ COPIES = 2
 
 @dataclass(frozen=True, slots=True)
 class FaultOptions:
-    """What to run. `every`: seconds between two kills, from and to. `single`: so many runs with one kill each."""
+    """What to run. `every`: seconds between two kills, from and to. `single`: so many runs with one kill each; `within`
+    so many seconds of the request, or, where it is 0, at any moment of the generation."""
 
     minutes: float = 10.0
     every: tuple[float, float] = (20.0, 40.0)
     single: int = 0
+    within: float = 0.0
     workers: int = 4
     memory: str = "5M"
     tokens: int = 96
@@ -194,7 +197,7 @@ class _Bench:
         usual = 1.0
         for _ in range(self.options.single):
             generating, began = asyncio.create_task(self._generate()), loop.time()
-            await asyncio.sleep(self._chance.uniform(0.0, usual))
+            await asyncio.sleep(self._chance.uniform(0.0, self.options.within or usual))
             kill = self._kill()
             await generating
             took = loop.time() - began
@@ -335,6 +338,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--minutes", type=positive, default=10.0)
     made.add_argument("--every", default="20-40", help="seconds between kills, FROM-TO")
     made.add_argument("--single", type=int, default=0, help="instead: so many generations with one kill each")
+    made.add_argument(
+        "--within", type=positive, default=0.0, help="with --single: seconds from the request to the kill"
+    )
     made.add_argument("--workers", type=count, default=4)
     made.add_argument("--tokens", type=count, default=96, help="of each generation")
     made.add_argument("--emulate", help="a link for the founder, such as rtt=40ms")
@@ -352,8 +358,8 @@ def _measure(given: argparse.Namespace) -> Result:
     except argparse.ArgumentTypeError:
         raise UsageError(f"--every {given.every}: give FROM-TO in seconds") from None
     options = FaultOptions(
-        minutes=given.minutes, every=every, single=given.single, workers=given.workers, tokens=given.tokens,
-        emulate=given.emulate, seed=given.seed,
+        minutes=given.minutes, every=every, single=given.single, within=given.within, workers=given.workers,
+        tokens=given.tokens, emulate=given.emulate, seed=given.seed,
     )  # fmt: skip
     return asyncio.run(run(options))
 

@@ -203,6 +203,14 @@ class Call:
                 self._fail(slot, why, now, actions)
         return self._settle(actions, now)
 
+    def silent(self, worker: int, now: float) -> list[Action]:
+        """Note that a worker gives no sign of life: what it was sent is late now."""
+        for slot in self._by_attempt.values():
+            runs = slot.state is SlotState.RUNNING and not slot.cancelled
+            if slot.candidate.worker == worker and runs and slot.was_sent and not (slot.was_late or slot.waits_in_line):
+                slot.due = now
+        return self.tick(now)
+
     def tick(self, now: float) -> list[Action]:
         """Let time pass: late attempts are hedged, overloaded workers asked again, silence ends the call."""
         actions: list[Action] = []

@@ -22,6 +22,7 @@ from swarmnode.dispatch.call import Call
 from swarmnode.dispatch.call_actions import Action, Cancel, Fail, Finish, Late, RunLocal, Send
 from swarmnode.dispatch.checks import Checks, Verdict
 from swarmnode.dispatch.codec import F32
+from swarmnode.dispatch.failure_detector import Watch
 from swarmnode.dispatch.frames import Answer
 from swarmnode.dispatch.health import DECODE_PAIRS
 from swarmnode.dispatch.local_experts import LocalExperts
@@ -63,6 +64,7 @@ class CallRunner:
         self.swarm = SwarmView(roster, self.pieces, local, options)
         self.quarantine = Quarantine(roster, self.distrust, on_quarantine)
         self._prober = Prober(roster, options.probe_s, self.next_attempt)
+        self._watch = Watch(roster.attached, options.late_slack_s, self._on_silent)
         self._active: dict[int, PendingRows] = {}  # by id(); those whose call is on the loop
         self._submitted: set[PendingRows] = set()  # all that somebody may wait for
         self._owners: dict[int, PendingRows] = {}  # attempt -> its call
@@ -79,6 +81,7 @@ class CallRunner:
     def close(self) -> None:
         """From here on, time alone changes nothing."""
         self._closed = True
+        self._watch.close()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -115,6 +118,8 @@ class CallRunner:
             self.pieces.sent(pending.asked[attempt], attempt, share, size, now)
             pending.call.sent(attempt, now)
             self._arm(pending.call.next_due())
+            if len(share.pairs) > DECODE_PAIRS:
+                self._watch.begun()
 
     def on_answer(self, attempt: int, rows: F32, answer: Answer, size: int) -> None:
         """See WorkerEvents."""
@@ -153,6 +158,11 @@ class CallRunner:
         for pending in list(self._active.values()):
             self.advance(pending, lambda call, now: call.worker_lost(worker.number, why, now))
         self._checks.lost(worker.number)
+
+    def _on_silent(self, worker: RemoteWorker) -> None:
+        log.info("dispatch_worker_silent peer=%s", worker.peer)
+        for pending in list(self._active.values()):
+            self.advance(pending, lambda call, now: call.silent(worker.number, now))
 
     # What the checks ask for (check_host.py).
 

@@ -146,6 +146,16 @@ class RemoteWorker:
             pair_s=self.latency.pair_s,
         )
 
+    @property
+    def connection(self) -> Connection:
+        """What it is reached by."""
+        return self._link.connection
+
+    @property
+    def large_calls(self) -> int:
+        """How many calls of more than decode size it was sent and has not answered."""
+        return self._large
+
     def late(self, now: float) -> None:
         """Note that a deadline passed. Until it says anything, this worker may be gone: others are asked first."""
         self._silent = True

@@ -366,6 +366,18 @@ def test_behind_a_late_piece_everything_is_asked_elsewhere_too() -> None:
     assert driver.counted() == list(range(80))
 
 
+def test_what_a_silent_worker_was_sent_is_late_at_once_and_one_fault() -> None:
+    driver = large({0: [0, 1], 1: [0, 1]})
+    driver.answer(0, 0.5)
+    driver.take(driver.call.silent(1, 0.6), 0.6)
+    assert driver.late == []
+    driver.take(driver.call.silent(0, 0.7), 0.7)
+    assert driver.late == [2]
+    assert [driver.asked[a][0] for a in sorted(driver.open)] == [0] * 3 + [1] * 3
+    driver.take(driver.call.silent(0, 0.8), 0.8)
+    assert driver.late == [2]
+
+
 def test_behind_a_late_piece_that_nobody_else_holds_it_goes_on_when_it_is_answered() -> None:
     driver = large({0: [0, 1]})
     driver.tick(1.0)

@@ -1,0 +1,96 @@
+"""A worker that computes is asked whether it is there; one that says nothing is done without."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from swarmnode.dispatch.call_actions import CallPolicy
+from swarmnode.dispatch.failure_detector import QUIET_S, FailureDetector, Sign
+from swarmnode.dispatch.options import DispatchOptions
+from tests.swarmnode.dispatch.samples import SITES, everything, local_rows, make_input
+from tests.swarmnode.dispatch.swarm import GatedEngine, swarm
+
+SLACK_S = 0.25
+
+
+def test_who_speaks_is_not_asked() -> None:
+    detector = FailureDetector(SLACK_S)
+    assert all(detector.look(at / 10, at / 10 - 0.05, 0.0) is Sign.NONE_NEEDED for at in range(100))
+
+
+@pytest.mark.parametrize(("rtt_s", "limit"), [(0.0, 0.25), (0.2, 0.57)])
+def test_silence_is_asked_about_once_and_then_said_once(rtt_s: float, limit: float) -> None:
+    detector = FailureDetector(SLACK_S)
+    assert detector.look(10.0, 9.99 - QUIET_S, rtt_s) is Sign.ASK
+    assert detector.look(10.0 + limit - 0.01, 9.9, rtt_s) is Sign.NONE_NEEDED
+    assert detector.look(10.0 + limit + 0.01, 9.9, rtt_s) is Sign.SILENT
+    assert detector.look(99.0, 9.9, rtt_s) is Sign.NONE_NEEDED
+
+
+def test_a_worker_that_answers_the_ping_is_asked_again_when_it_is_quiet_again() -> None:
+    detector = FailureDetector(SLACK_S)
+    assert detector.look(10.0, 9.0, 0.0) is Sign.ASK
+    assert detector.look(10.2, 10.19, 0.0) is Sign.NONE_NEEDED
+    assert detector.look(10.3, 10.19, 0.0) is Sign.ASK
+    assert detector.look(10.6, 10.19, 0.0) is Sign.SILENT
+
+
+def test_who_was_only_busy_is_given_longer_but_not_for_ever() -> None:
+    detector = FailureDetector(SLACK_S)
+    now, waits = 10.0, []
+    for _ in range(6):
+        assert detector.look(now, now - 1.0, 0.0) is Sign.ASK
+        asked = now
+        while detector.look(now, asked - 1.0, 0.0) is not Sign.SILENT:
+            now += 0.01
+        waits.append(round(now - asked, 2))
+        assert detector.look(now + 0.05, now + 0.04, 0.0) is Sign.NONE_NEEDED
+        now += 5.0
+    assert waits == pytest.approx([0.25, 0.5, 1.0, 2.0, 2.0, 2.0], abs=0.02)
+
+
+def test_what_was_asked_long_ago_says_nothing_of_a_new_call() -> None:
+    detector = FailureDetector(SLACK_S)
+    assert detector.look(10.0, 9.0, 0.0) is Sign.ASK
+    detector.rest()
+    assert detector.look(20.0, 9.0, 0.0) is Sign.ASK
+
+
+@pytest.mark.parametrize("mode", ["exact", "partial"])
+async def test_a_worker_that_dies_without_a_word_in_a_prompt_costs_half_a_second(mode: str) -> None:
+    options = DispatchOptions(mode="partial" if mode == "partial" else "exact", late_ceiling_s=20.0)
+    async with swarm(options) as s:
+        engine = GatedEngine(everything())
+        victim = await s.add({}, engine=engine)
+        x, ids, weights = make_input(SITES[0], 300)
+        calling = asyncio.create_task(s.call(0, x, ids, weights))
+        await engine.wait_entered()
+        await s.add(everything())
+        victim.endpoint.socket.udp.close()
+        began = time.monotonic()
+        rows = await calling
+        assert np.allclose(rows, local_rows(SITES[0], x, ids, weights), rtol=1e-5, atol=1e-5)
+        assert time.monotonic() - began < 5.0  # a busy machine; alone it is 0.4 s
+        assert s.client.site_stats()[0].late >= 1
+        engine.open()
+
+
+async def test_a_worker_that_computes_for_long_is_not_given_up() -> None:
+    options = DispatchOptions(mode="partial", late_ceiling_s=20.0, call=CallPolicy(give_up_s=20.0))
+    async with swarm(options) as s:
+        engine = GatedEngine(everything())
+        await s.add({}, engine=engine)
+        x, ids, weights = make_input(SITES[0], 300)
+        calling = asyncio.create_task(s.call(0, x, ids, weights))
+        await engine.wait_entered()
+        other = await s.add(everything())
+        await asyncio.sleep(1.0)
+        engine.open()
+        rows = await calling
+        assert np.allclose(rows, local_rows(SITES[0], x, ids, weights), rtol=1e-5, atol=1e-5)
+        assert s.client.site_stats()[0].late == 0
+        assert other.real.stats().calls == 0
