@@ -18,7 +18,7 @@ STAGES = {
     "verify": "verifying",
     "load": "loading",
 }  # events that tell how far something is, with `done` and `total` and perhaps a `stage` of it
-COUNTED = frozenset({"trace", "check"})  # stages of `onboard` whose figures are steps, not bytes
+COUNTED = frozenset({"trace", "check", "values"})  # stages of `onboard` whose figures are steps, not bytes
 TROUBLE = frozenset(
     {
         "not-attached", "damaged", "lost", "relay-lost", "relay-failed", "member-expelled", "key-in-use",

@@ -29,9 +29,10 @@ from swarmnode.compute.recipe import Site
 from swarmnode.errors import ManifestMismatch, ModelError, SourceChanged
 from swarmnode.model.atomic_file import write_atomically
 from swarmnode.model.backbone_file import backbone_digest, remote_weights, write_backbone
+from swarmnode.model.backbone_values import check_values
 from swarmnode.model.digests import Digests, digest_experts
 from swarmnode.model.folder_lock import FolderLock
-from swarmnode.model.gguf_check import check_model, check_scales
+from swarmnode.model.gguf_check import check_model
 from swarmnode.model.gguf_file import GgufFile
 from swarmnode.model.gguf_shell import write_shell
 from swarmnode.model.http_url import shown, url_of
@@ -172,8 +173,8 @@ def _make(
         info = write_backbone(
             gguf, backbone, remote, lambda done, total: report("backbone", done, total), part=origin.part
         )
+        check_values(GgufFile.open(backbone), remote, shown, lambda done, total: report("values", done, total))
         report("trace", 0, 1)
-        check_scales(GgufFile.open(backbone), shown)
         expert_ne = {name: tensor.ne for name, tensor in experts.items()}
         if origin.apart:
             sites = trace_apart(backbone, expert_ne, shown=shown, heartbeat=lambda: report("trace", 0, 1))

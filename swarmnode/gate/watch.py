@@ -12,7 +12,7 @@ from pathlib import Path
 from swarmnode.errors import ModelError
 from swarmnode.model.stamps import Stamps
 
-Progress = Callable[[str, int, int], None]  # (stage, done, of how many): positions, of "weights" tensors
+Progress = Callable[[str, int, int], None]  # (stage, done, of how many): positions
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,6 @@ from swarmnode.errors import ModelError, SwarmnodeError, UsageError
 from swarmnode.fidelity import ExactLogits, LogitSums
 from swarmnode.gate.bounds import MIN_POSITIONS, fit
 from swarmnode.gate.coding import Codec, Pair, pair_name
-from swarmnode.gate.dense import check_dense
 from swarmnode.gate.exact import POSITIONS, ExactRows, differing_rows, run_text
 from swarmnode.gate.experts import ALL_PAIRS, CodedExperts, TeacherForced, site_engine
 from swarmnode.gate.forward import CHUNK, Forward
@@ -109,12 +108,6 @@ def measure(pack: ModelPack, options: GateOptions, progress: Progress | None = N
     source = GgufFile.open(pack.source)
     report = Watch(pack.source, Stamps.of(source.paths), progress or (lambda _stage, _done, _total: None))
     pack.verify_backbone()
-    check_dense(
-        GgufFile.open(pack.backbone),
-        {tensor.name for tensor in pack.manifest.tensors},
-        str(pack.source),
-        lambda done, total: report("weights", done, total),
-    )
     room = psutil.virtual_memory().available if options.memory is None else options.memory
     sizes = [site.n_expert * pack.manifest.expert_bytes(site.index) for site in pack.manifest.sites]
     groups = groups_within(pack.manifest.name, backbone_memory(source, CHUNK), sizes, room)

@@ -2,19 +2,16 @@
 sees the file: it ends the process over some figures that cannot be.
 
 Only what holds of every architecture is asked, by the keys that all of them have (`ARCHITECTURE.block_count` and so
-on); what belongs to one architecture is llama.cpp's to refuse. `check_model` reads no tensor; `check_scales` reads the
-few small ones in which one value that is no number spoils every answer of an expert. Caller: onboarding.
+on); what belongs to one architecture is llama.cpp's to refuse. No tensor is read. Caller: onboarding.
 Invariant: a model that llama.cpp runs, and that gives numbers, passes.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import NoReturn
 
 import numpy as np
@@ -24,7 +21,6 @@ from swarmnode.compute.ggml_types import BLOCK_TYPES
 from swarmnode.errors import BrokenModel
 from swarmnode.model.gguf_file import EXPERT_TENSOR, GgufFile, GgufTensor
 from swarmnode.model.gguf_metadata import FLOATS, INTEGERS, Metadata, ValueType
-from swarmnode.model.gguf_values import checked
 
 MAX_BLOCKS = 1 << 16
 MANY_BLOCKS = 512  # llama.cpp ends the process over more; fewer that are missing it names itself
@@ -51,27 +47,6 @@ def check_model(gguf: GgufFile) -> None:
     _check_experts(figures, experts)
     _check_vocabulary(figures, gguf.tensors)
     _check_places(gguf)
-
-
-def check_scales(backbone: GgufFile, shown: str) -> None:
-    """Refuse a model in whose per-expert scales or biases a value is NaN or infinite.
-
-    `backbone`: its backbone file, which has them all, also of a model that lies far away; `shown` names the model.
-    Raises BrokenModel naming tensor and expert, TruncatedFile.
-    """
-    with backbone.reader() as reader:
-        for tensor in backbone.tensors.values():
-            found = EXPERT_TENSOR.match(tensor.name)
-            if found is None or found[4] == "weight":
-                continue
-            chunks = reader.chunks(tensor.file, tensor.offset, tensor.n_bytes)
-            for _ in checked(chunks, tensor.ggml_type, partial(_not_finite, shown, tensor)):
-                pass
-
-
-def _not_finite(shown: str, tensor: GgufTensor, block: int) -> str:
-    expert = block * BLOCK_TYPES[tensor.ggml_type].elements // math.prod(tensor.ne[:-1])
-    return f"{shown}: {tensor.name} of expert {expert} holds NaN or infinity; fetch the file again"
 
 
 @dataclass(frozen=True, slots=True)

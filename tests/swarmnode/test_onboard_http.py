@@ -43,7 +43,7 @@ def test_makes_the_same_pack_from_few_bytes(site: Site, demo_pack: ModelPack, tm
     )
     experts = sum(tensor.stride * tensor.ne[-1] for tensor in manifest.tensors)
     assert site.sent <= (MODEL.stat().st_size - experts) * 1.05 + 2 * 131_072  # the header is read in doubling steps
-    assert {stage for stage, _, _ in stages} == {"headers", "backbone", "trace"}
+    assert {stage for stage, _, _ in stages} == {"headers", "backbone", "values", "trace"}
     assert all(sum(1 for stage, done, total in stages if stage == name and done == total) for name, _, _ in stages)
 
     before = len(site.asked)

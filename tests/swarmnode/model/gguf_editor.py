@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from swarmnode.compute.ggml_types import TYPE_BY_NAME
 from swarmnode.model.gguf_encode import Scalar, encode_array, encode_pair, padded
 from swarmnode.model.gguf_header import read_header
 from swarmnode.model.gguf_metadata import ValueType
@@ -62,6 +65,12 @@ class Editor:
         """Other fields for the line of a tensor."""
         at = self.index(name)
         self.lines[at] = replace(self.lines[at], **changes)
+
+    def add(self, name: str, ne: tuple[int, ...], values: np.ndarray | None = None, kind: str = "F32") -> None:
+        """A tensor more, of zeros where no values are given."""
+        data = (np.zeros(int(np.prod(ne)), np.float32) if values is None else values).tobytes()
+        self.lines.append(Line(name, TYPE_BY_NAME[kind].id, ne, 0, data))
+        self.pack()
 
     def pack(self) -> None:
         """Offsets one after the other, as llama.cpp wants them, by the length of each line's data."""

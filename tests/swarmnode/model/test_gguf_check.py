@@ -13,14 +13,14 @@ import pytest
 
 from swarmnode.compute.ggml_types import TYPE_BY_NAME
 from swarmnode.errors import BrokenModel, DenseModel, ModelError, NotGguf
-from swarmnode.model.gguf_check import check_model, check_scales
+from swarmnode.model.gguf_check import check_model
 from swarmnode.model.gguf_encode import encode_pair
 from swarmnode.model.gguf_file import GgufFile
 from swarmnode.model.gguf_metadata import ValueType
 from swarmnode.model.random_model import RandomModel, write_random_model
 from tests.swarmnode.backbone.hybrid_model import CANNOT, TAKES_BACK, write_hybrid_model
 from tests.swarmnode.model.conftest import Sample
-from tests.swarmnode.model.gguf_editor import Editor, Line
+from tests.swarmnode.model.gguf_editor import Editor
 
 U32, F32, TEXT, ARRAY = ValueType.UINT32, ValueType.FLOAT32, ValueType.STRING, ValueType.ARRAY
 ARCH = "qwen2moe"
@@ -66,14 +66,7 @@ def line(name: str, **changes: object) -> Edit:
 
 
 def add(name: str, ne: tuple[int, ...], values: np.ndarray | None = None, kind: str = "F32") -> Edit:
-    """A tensor more."""
-
-    def edit(e: Editor) -> None:
-        data = (np.zeros(int(np.prod(ne)), np.float32) if values is None else values).tobytes()
-        e.lines.append(Line(name, TYPE_BY_NAME[kind].id, ne, 0, data))
-        e.pack()
-
-    return edit
+    return lambda e: e.add(name, ne, values, kind)
 
 
 def drop_experts(e: Editor) -> None:
@@ -274,27 +267,6 @@ def test_split_models_and_other_types_pass(sample: Sample, tmp_path: Path) -> No
 @pytest.mark.parametrize("arch", [*TAKES_BACK, *CANNOT])
 def test_hybrid_models_pass(tmp_path: Path, arch: str) -> None:
     check_model(GgufFile.open(write_hybrid_model(tmp_path / "h.gguf", arch)))
-
-
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_scales_that_are_no_numbers_are_found(whole: Editor, tmp_path: Path, kind: str, value: float) -> None:
-    def values(bad: float) -> np.ndarray:
-        all_of_them = np.ones((6, 700), np.float32)
-        all_of_them[4, 3] = bad
-        if kind == "BF16":
-            return (all_of_them.view(np.uint32) >> 16).astype(np.uint16)
-        return all_of_them.astype(np.float16 if kind == "F16" else np.float32)
-
-    for bad, passes in ((value, False), (-3e4, True)):
-        edited = whole.copy()
-        add("blk.1.ffn_down_exps.bias", (700, 6), values(bad), kind)(edited)
-        opened = GgufFile.open(edited.write(tmp_path / "m.gguf"))
-        if passes:
-            check_scales(opened, "model")
-            continue
-        with pytest.raises(BrokenModel, match=r"model: blk.1.ffn_down_exps.bias of expert 4 holds NaN or infinity"):
-            check_scales(opened, "model")
 
 
 def test_parts_that_contradict_each_other(sample: Sample, tmp_path: Path) -> None:

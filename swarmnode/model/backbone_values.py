@@ -1,21 +1,22 @@
-"""Whether everything that is not an expert's weight is a number: read once, before anything is measured.
+"""Whether everything that is not an expert's weight is a number: read once, when a model is onboarded.
 
 The logits do not tell. Where a quantised matrix comes next, ggml quantises the activations first, and a maximum skips
 NaN: a NaN in a norm becomes some other number there, of the plain local run as well, and all that is compared agrees.
-Experts' weights are looked at when a model is onboarded (`model/digests.py`). Called by `wires.py`.
+Experts' weights are looked at with their digests (`digests.py`). Called by `onboard.py`.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection
 from functools import partial
 
 import numpy as np
 
-from swarmnode.compute.ggml_types import TYPE_BY_NAME
+from swarmnode.compute.ggml_types import BLOCK_TYPES, TYPE_BY_NAME
 from swarmnode.errors import BrokenModel
-from swarmnode.model.gguf_file import GgufFile, GgufTensor
+from swarmnode.model.gguf_file import EXPERT_TENSOR, GgufFile, GgufTensor
 from swarmnode.model.gguf_values import checked
 
 # Where infinity has a meaning: no sink, an expert that is never selected, a frequency that does not turn.
@@ -23,11 +24,13 @@ _MAY_BE_INFINITE = re.compile(r"attn_sinks|exp_probs_b|rope_(freqs|factors)")
 _F32 = TYPE_BY_NAME["F32"].id
 
 
-def check_dense(backbone: GgufFile, experts: Collection[str], shown: str, progress: Callable[[int, int], None]) -> None:
+def check_values(
+    backbone: GgufFile, experts: Collection[str], shown: str, progress: Callable[[int, int], None]
+) -> None:
     """Refuse a model in which a tensor of its backbone file, those named `experts` apart, holds NaN or infinity.
 
-    `progress` hears of tensors, several times for a large one; what it raises ends it. Raises BrokenModel naming the
-    tensor, TruncatedFile.
+    `shown` names the model. `progress` hears of tensors, several times for a large one; what it raises ends it. Raises
+    BrokenModel naming the tensor, and the expert where it has a row for each; TruncatedFile.
     """
     tensors = [tensor for name, tensor in backbone.tensors.items() if name not in experts]
     with backbone.reader() as reader:
@@ -36,17 +39,19 @@ def check_dense(backbone: GgufFile, experts: Collection[str], shown: str, progre
             if _MAY_BE_INFINITE.search(tensor.name):
                 whole = np.frombuffer(b"".join(bytes(piece) for piece in pieces), np.uint8)
                 if tensor.ggml_type == _F32 and np.isnan(whole.view("<f4")).any():
-                    raise BrokenModel(_broken(shown, tensor, "NaN"))
+                    raise BrokenModel(f"{shown}: {_name(tensor)} holds NaN; fetch the file again")
                 continue
-            for _ in checked(pieces, tensor.ggml_type, partial(_block_broken, shown, tensor)):
+            for _ in checked(pieces, tensor.ggml_type, partial(_broken, shown, tensor)):
                 progress(done, len(tensors))
     progress(len(tensors), len(tensors))
 
 
-def _block_broken(shown: str, tensor: GgufTensor, _block: int) -> str:
-    return _broken(shown, tensor)
+def _broken(shown: str, tensor: GgufTensor, block: int) -> str:
+    of_expert = ""
+    if EXPERT_TENSOR.match(tensor.name):
+        of_expert = f" of expert {block * BLOCK_TYPES[tensor.ggml_type].elements // math.prod(tensor.ne[:-1])}"
+    return f"{shown}: {_name(tensor)}{of_expert} holds NaN or infinity; fetch the file again"
 
 
-def _broken(shown: str, tensor: GgufTensor, what: str = "NaN or infinity") -> str:
-    name = "".join(c if c.isprintable() else "?" for c in tensor.name)
-    return f"{shown}: {name} holds {what}; fetch the file again"
+def _name(tensor: GgufTensor) -> str:
+    return "".join(c if c.isprintable() else "?" for c in tensor.name)
