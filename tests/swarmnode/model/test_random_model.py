@@ -85,4 +85,4 @@ def test_memory_stays_far_below_the_models_size(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert written < 24 << 20
-    assert read < 6 << 20
+    assert read < 10 << 20  # pieces of 1 MiB; how many at once is the scheduler's choice
