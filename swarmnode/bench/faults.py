@@ -306,7 +306,16 @@ def report(options: FaultOptions, record: Record, load_before: Sequence[float]) 
         "stall_ms": _spread([kill.stall_s for kill in record.kills]),
         "stall_in_use_ms": _spread([kill.stall_s for kill in record.kills if kill.in_use]),
         "quiet_ms": _spread(record.quiet()),
-        "each": [[kill.worker, kill.in_use, round(kill.stall_s * 1e3), kill.before_first] for kill in record.kills],
+        "each": [
+            {
+                "worker": kill.worker,
+                "in_use": kill.in_use,
+                "spared": kill.spared,
+                "stall_ms": round(kill.stall_s * 1e3),
+                "before_first": kill.before_first,
+            }
+            for kill in record.kills
+        ],
     }
 
 
