@@ -32,6 +32,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from swarmnode.coordination.orders import KeepLocal, Order, Outcome, Planned, Release, Standing
 from swarmnode.coordination.second_chance import SecondChances
 from swarmnode.placement.planner import estimate, plan, replan
 from swarmnode.placement.request import F64, I32, Holdings, Placement, PlanRequest, WorkerSpec
@@ -50,58 +51,6 @@ GAP_FACTOR = 10.0  # of the time that the last plan took to make
 
 
 _URGENT = frozenset({"experts were lost", "a worker leaves", "a worker is not trusted any more"})
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A worker as its last report and our own measurements show it.
-
-    `rtt_s` is what an answer of decode size takes beyond its rows' computing: the path, its bandwidth, queues.
-    """
-
-    peer: str
-    budget: int
-    held: Holdings
-    row_s: float = 0.0
-    rtt_s: float = 0.0
-    assignment: int = 0
-    pinned: bool = False
-    trouble: str = ""
-    fetched: int = 0  # bytes so far: that it gets on
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Tell `peer` to hold exactly `hold`; the number grows with every order."""
-
-    peer: str
-    number: int
-    hold: Holdings
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Tell `peer` that it may go."""
-
-    peer: str
-
-
-@dataclass(frozen=True, slots=True)
-class KeepLocal:
-    """Compute these experts on this node from now on."""
-
-    masks: Holdings
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """For people: a new plan is being carried out."""
-
-    placement: Placement
-    why: str
-
-
-Outcome = Order | Release | KeepLocal | Planned
 
 
 @dataclass(slots=True)

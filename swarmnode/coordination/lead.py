@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from swarmnode.coordination.coordinator import Coordinator, KeepLocal, Order, Outcome, Planned, Release, Standing
+from swarmnode.coordination.coordinator import Coordinator
 from swarmnode.coordination.messages import Assign, Message, Released, Report, pack_masks, unpack_masks
+from swarmnode.coordination.orders import KeepLocal, Order, Outcome, Planned, Release, Standing
 from swarmnode.placement.request import Holdings
 from swarmnode.placement.routing import RoutingStats
 from transport.identity import PeerId

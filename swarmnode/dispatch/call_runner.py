@@ -22,7 +22,6 @@ from swarmnode.dispatch.call import Call
 from swarmnode.dispatch.call_actions import Action, Cancel, Fail, Finish, Late, RunLocal, Send
 from swarmnode.dispatch.checks import Checks, Verdict
 from swarmnode.dispatch.codec import F32
-from swarmnode.dispatch.failure_detector import Watch
 from swarmnode.dispatch.frames import Answer
 from swarmnode.dispatch.health import DECODE_PAIRS
 from swarmnode.dispatch.local_experts import LocalExperts
@@ -36,6 +35,7 @@ from swarmnode.dispatch.replicas import LOCAL
 from swarmnode.dispatch.request import Share
 from swarmnode.dispatch.roster import Roster
 from swarmnode.dispatch.swarm_view import RequestView, SwarmView
+from swarmnode.dispatch.watch import Watch
 from swarmnode.errors import CallFailed
 
 log = logging.getLogger(__name__)

@@ -5,19 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from swarmnode.coordination.coordinator import (
-    BACK_S,
-    CARRY_OUT_S,
-    RETURN_S,
-    SETTLE_S,
-    Coordinator,
-    KeepLocal,
-    Order,
-    Outcome,
-    Planned,
-    Release,
-    Standing,
-)
+from swarmnode.coordination.coordinator import BACK_S, CARRY_OUT_S, RETURN_S, SETTLE_S, Coordinator
+from swarmnode.coordination.orders import KeepLocal, Order, Outcome, Planned, Release, Standing
 from swarmnode.placement.request import Holdings, PlanRequest
 
 SITES, EXPERTS, SIZE = 4, 16, 1000

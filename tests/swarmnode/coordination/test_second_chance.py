@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from swarmnode.coordination.coordinator import QUICK_REVIEW_S, REVIEW_S, SPEED_S, Coordinator, Standing
+from swarmnode.coordination.coordinator import QUICK_REVIEW_S, REVIEW_S, SPEED_S, Coordinator
+from swarmnode.coordination.orders import Standing
 from swarmnode.coordination.second_chance import FIRST_S, GOOD_S, MAX_WAIT_S, WAIT_S, SecondChances
 from tests.swarmnode.coordination.test_coordinator import EXPERTS, SITES, SIZE, request
 from tests.swarmnode.coordination.test_slow_members import Slowing

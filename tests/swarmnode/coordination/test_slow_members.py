@@ -6,17 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.coordination.coordinator import (
-    QUICK_REVIEW_S,
-    REVIEW_S,
-    SPEED_S,
-    Coordinator,
-    Order,
-    Outcome,
-    Planned,
-    Standing,
-)
+from swarmnode.coordination.coordinator import QUICK_REVIEW_S, REVIEW_S, SPEED_S, Coordinator
 from swarmnode.coordination.lead import pace
+from swarmnode.coordination.orders import Order, Outcome, Planned, Standing
 from swarmnode.placement.request import Holdings
 from tests.swarmnode.coordination.test_coordinator import EVERYTHING, EXPERTS, SITES, SIZE, request
 
