@@ -55,6 +55,7 @@ from swarmnode.compute.recipe import Site
 from swarmnode.demo import MODEL
 from swarmnode.dispatch.client import ExpertClient
 from swarmnode.dispatch.codec import WireName
+from swarmnode.dispatch.cut_trials import FIRST
 from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.dispatch.pace import SETUP_ROWS
 from swarmnode.local_swarm import NodeProcess
@@ -68,8 +69,10 @@ PACED = "--paced="
 LAYER, DEMO = "one layer of d 3072, ff 1024, top 8 of 32", "demo: d 256, ff 256, top 4 of 16"
 RATES = (100.0, 1000.0, math.inf)  # Mbit/s
 REPEAT = 3  # evaluations of a prompt of one batch; one of several batches is evaluated once
-# Of the dispatch alone: a congestion window takes some calls to open, and the median of the later ones counts.
-ALONE_WARM, ALONE_CALLS, ALONE_S = 3, 6, 5.0  # calls at most, or so many seconds
+# Of the dispatch alone: a congestion window takes some calls to open, and the first are cut and whole in turns; the
+# median of the later ones counts.
+ALONE_WARM, ALONE_CALLS, ALONE_S = 2 * FIRST + 1, 6, 5.0  # so many at most, or so many seconds and LEAST of them
+LEAST = 2
 Progress = Callable[[str], None]
 
 
@@ -237,9 +240,9 @@ class _Alone:
 async def _measure(pack: ModelPack, case: Case, folder: Path, local_s: float) -> dict[str, Any]:
     async with _workers(pack, case, folder) as workers:
         async with attached_client(pack, workers, _options(case, cut=False), _link(case)) as client:
-            whole = await asyncio.to_thread(_alone, pack, client, case)
+            whole = await asyncio.to_thread(_alone, pack, client, case, cut=False)
         async with attached_client(pack, workers, _options(case, cut=True), _link(case)) as client:
-            cut = await asyncio.to_thread(_alone, pack, client, case)  # so it has been measured, then
+            cut = await asyncio.to_thread(_alone, pack, client, case, cut=True)  # so it has been measured, then
             seconds = await asyncio.to_thread(_evaluate, pack, client, case)
     layers = len(pack.manifest.sites) * math.ceil(case.tokens / case.batch)
     send, back, local, layer = (
@@ -284,7 +287,7 @@ def _line_s(size: float, case: Case) -> float:
     return size * 8 / (case.rate * 1e6)
 
 
-def _alone(pack: ModelPack, client: ExpertClient, case: Case) -> _Alone:
+def _alone(pack: ModelPack, client: ExpertClient, case: Case, *, cut: bool) -> _Alone:
     """Call the first site with a batch of random rows, again and again. In a thread of its own."""
     site, random = pack.manifest.sites[0], np.random.default_rng(0)
     x = random.standard_normal((case.batch, site.d_in)).astype(np.float32)
@@ -293,7 +296,8 @@ def _alone(pack: ModelPack, client: ExpertClient, case: Case) -> _Alone:
     seconds: list[float] = []
     before = _totals(client)
     end = time.monotonic() + ALONE_S
-    while len(seconds) < 2 or (len(seconds) < ALONE_WARM + ALONE_CALLS and time.monotonic() < end):
+    least = ALONE_WARM + LEAST if cut else LEAST
+    while len(seconds) < least or (len(seconds) < ALONE_WARM + ALONE_CALLS and time.monotonic() < end):
         if len(seconds) in (1, ALONE_WARM):
             before = _totals(client)
         began = time.monotonic()

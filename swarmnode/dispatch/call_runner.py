@@ -244,6 +244,7 @@ class CallRunner:
                 if (worker := self._workers.get(number)) is not None:
                     worker.late(time.monotonic())
             case Finish(attempts):
+                self.pieces.finished(pending.request, pending.age_s)
                 pending.finish(attempts)
             case Fail(error):
                 pending.stats.failed_calls += 1
@@ -303,6 +304,7 @@ class CallRunner:
         self._submitted.discard(pending)
         self._active.pop(id(pending), None)
         large = len(pending.request.experts) > DECODE_PAIRS
+        self.pieces.forget(pending.request)
         for attempt in pending.shares:
             self._owners.pop(attempt, None)
             self._checks.forget(attempt)

@@ -68,6 +68,11 @@ class PendingRows:
         self._lock.acquire()
 
     @property
+    def age_s(self) -> float:
+        """How long ago it was asked for."""
+        return time.monotonic() - self._submitted_at
+
+    @property
     def done(self) -> bool:
         """Whether `result` returns at once."""
         return self._done
@@ -172,7 +177,7 @@ class PendingRows:
             stats.local_calls += 1
             return
         stats.calls += 1
-        stats.round_trip_s += time.monotonic() - self._submitted_at
+        stats.round_trip_s += self.age_s
         stats.busy_s += sum(answer.busy_us for answer in answers) / 1e6
         stats.queued_s += sum(answer.queued_us for answer in answers) / 1e6
         stats.longest_busy_s += max(answer.busy_us for answer in answers) / 1e6

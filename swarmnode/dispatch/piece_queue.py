@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,13 +19,23 @@ import numpy as np
 from swarmnode.compute.recipe import Site
 from swarmnode.dispatch.call_actions import Send
 from swarmnode.dispatch.codec import rows_size
+from swarmnode.dispatch.cut_trials import CutTrials
 from swarmnode.dispatch.cutting import Shared
 from swarmnode.dispatch.frames import ANSWER_SIZE, Answer
 from swarmnode.dispatch.health import DECODE_PAIRS, Latency
 from swarmnode.dispatch.options import DispatchOptions
 from swarmnode.dispatch.pace import Pace, PaceMeter
 from swarmnode.dispatch.pending import PendingRows
-from swarmnode.dispatch.pieces import Load, best_cut, duration, equal_cut, recommended_batch, token_seconds, window
+from swarmnode.dispatch.pieces import (
+    Load,
+    best_cut,
+    duration,
+    equal_cut,
+    fewest,
+    recommended_batch,
+    token_seconds,
+    window,
+)
 from swarmnode.dispatch.request import Request, Share
 from transport.connection import Connection
 
@@ -65,6 +75,8 @@ class PieceQueues:
         self._loop, self._options, self._hand_over = loop, options, hand_over
         self._workers: dict[int, _Worker] = {}
         self._turn_due = False
+        self._trials = CutTrials()
+        self._tried: dict[int, tuple[Hashable, int, bool]] = {}  # by the id() of a request: its kind, units, and how
 
     def attached(self, number: int, connection: Connection, max_calls: int) -> None:
         """Know a worker."""
@@ -168,16 +180,31 @@ class PieceQueues:
             return equal_cut(units, most)
         longest = -1.0
         chosen: tuple[int, ...] = ()
+        whole: tuple[int, ...] = ()
         plans: list[tuple[_Worker, Load, Pace]] = []
         for shared, worker in known:
             load, pace = self._load(request, shared, units), worker.meter.pace.coarse()
             cut = best_cut(load, pace, most, worker.max_calls)
             plans.append((worker, load, pace))
             if (lasts := duration(cut, load, pace, worker.max_calls)) > longest:
-                longest, chosen = lasts, cut
+                longest, chosen, whole = lasts, cut, fewest(load, pace, most)
+        kind = request.site.d_in, request.site.d_out, len(known), units.bit_length()
+        if len(chosen) > len(whole) and not self._trials.should_cut(kind):
+            chosen = whole
+        self._tried.setdefault(id(request), (kind, units, len(chosen) > len(whole)))  # not what is asked anew
         for worker, load, pace in plans:
             worker.window = window(chosen, load, pace, worker.max_calls)
         return chosen
+
+    def finished(self, request: Request, seconds: float) -> None:
+        """Hear that a call has its result, so long after it began."""
+        if (tried := self._tried.pop(id(request), None)) is not None:
+            kind, units, was_cut = tried
+            self._trials.took(kind, seconds / units, cut=was_cut)
+
+    def forget(self, request: Request) -> None:
+        """Hear that a call is over."""
+        self._tried.pop(id(request), None)
 
     def _load(self, request: Request, shared: Shared, units: int) -> Load:
         out, back = self._row_bytes(request.site)

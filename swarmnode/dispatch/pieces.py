@@ -92,6 +92,11 @@ def best_cut(load: Load, pace: Pace, most: int, in_flight: int) -> tuple[int, ..
     return min(one for one in lasting if len(one[1]) == fewest)[1]
 
 
+def fewest(load: Load, pace: Pace, most: int) -> tuple[int, ...]:
+    """Return as few pieces as there may be."""
+    return equal_cut(load.units, min(most, _bearable(load, pace)))
+
+
 def _is_cheap(cut: Sequence[int], load: Load, pace: Pace) -> bool:
     """Whether the engine has hardly more to do for the cut, or has time for it.
 
