@@ -102,15 +102,21 @@ def _exact(found: Row) -> str:
     if found["error"] and found["identical"] is False:
         return str(found["error"]).removeprefix("exact mode ")
     if found["not_exact"]:
-        return f"not compared: {found['not_exact']}"
+        return f"not compared: {found['not_exact']}{_beside_llama(found)}"
     said = _SAID[found["identical"]]
     if not found["exact_positions"]:
         return said
     asked = f"{found['exact_positions']} positions over a worker process"
     if found["identical"] is None:
         layers = [row for row in found["rows"] if row["exact_rows"]]
-        return f"{asked}: every row the same as here, in {len(layers)} layers (no plain local run: too large for here)"
+        beside = found["error"] or "as llama.cpp's own, by layer"
+        return f"{asked}: every row the same as here, in {len(layers)} layers; {beside}"
     return f"{asked}: {said}"
+
+
+def _beside_llama(found: Row) -> str:
+    errors = [row["local_error"] for row in found["rows"] if row["local_rows"]]
+    return f"; beside llama.cpp's own, a layer's rows are off by {100 * max(errors):.2g} % at most" if errors else ""
 
 
 def _needs(needs: Row | None) -> list[str]:

@@ -25,6 +25,7 @@ from swarmnode.gate.bounds import row_objection
 from swarmnode.gate.coding import Codec, Pair
 from swarmnode.gate.experts import TeacherForced, site_engine
 from swarmnode.gate.forward import Forward
+from swarmnode.gate.report import mean_expert_bytes
 from swarmnode.model.gguf_file import GgufFile
 from swarmnode.model.manifest import Manifest
 from swarmnode.model.source_bank import SourceBank
@@ -42,8 +43,9 @@ _PAIRS: dict[str, Pair] = {
 class ArchResult(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What the gate found. `error` is one line; with it the figures are those that were had before.
 
-    `experts` and `k` are the largest of any site; `bytes_per_expert` the mean; `layer_cosine` the lowest of any row of
-    any layer. `rollback`: "exact", "differs", "refused" (then no drafts are made and no prefix is reused).
+    `experts` and `k` are the largest of any site; `bytes_per_expert` the mean over all experts of all sites;
+    `layer_cosine` the lowest of any row of any layer. `rollback`: "exact", "differs", "refused" (then no drafts are
+    made and no prefix is reused).
     """
 
     arch: str
@@ -134,11 +136,10 @@ def objection(result: ArchResult) -> str:
 
 def _describe(result: ArchResult, manifest: Manifest, gguf: GgufFile) -> None:
     sites = manifest.sites
-    slices = [sum(tensor.stride for tensor in manifest.site_tensors(site.index)) for site in sites]
     result.sites = len(sites)
     result.experts = max(site.n_expert for site in sites)
     result.k = max(site.n_used for site in sites)
-    result.bytes_per_expert = round(sum(slices) / len(slices))
+    result.bytes_per_expert = mean_expert_bytes(manifest)
     result.shared_expert = any("_shexp." in name for name in gguf.tensors)
 
 

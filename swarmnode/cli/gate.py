@@ -66,10 +66,12 @@ def gate(
     """
     import os  # noqa: PLC0415
 
+    from swarmnode.cli.standard_output import check_stdout  # noqa: PLC0415
     from swarmnode.config import parse_size  # noqa: PLC0415
     from swarmnode.errors import UsageError  # noqa: PLC0415
     from swarmnode.gate.wires import MAX_THREADS, GateOptions  # noqa: PLC0415
 
+    check_stdout()
     context.with_resource(_ended_in_order())
     if (file is not None) + bool(arch) + bool(shape) != 1:
         raise UsageError("gate what? give one of FILE (a GGUF or its model pack), --arch NAME and --shape NAME")
@@ -135,9 +137,11 @@ def _refuse_options_of_a_file(context: typer.Context, instead: str) -> None:
 def _gate_file(file: str, options: GateOptions, *, show: bool, as_json: bool) -> None:
     import json  # noqa: PLC0415
 
+    from swarmnode.cli.standard_output import flush_stdout  # noqa: PLC0415
     from swarmnode.errors import ModelError  # noqa: PLC0415
+    from swarmnode.gate.known_verdicts import known_file, known_verdict  # noqa: PLC0415
     from swarmnode.gate.report import pack_needs, report  # noqa: PLC0415
-    from swarmnode.gate.verdict_file import check_writable, load_verdict  # noqa: PLC0415
+    from swarmnode.gate.verdict_file import check_writable  # noqa: PLC0415
     from swarmnode.gate.wires import measure  # noqa: PLC0415
     from swarmnode.gate_view import GateProgress, show_model  # noqa: PLC0415
     from swarmnode.interruptible import run_interruptible  # noqa: PLC0415
@@ -164,18 +168,19 @@ def _gate_file(file: str, options: GateOptions, *, show: bool, as_json: bool) ->
             if not show:
                 check_writable(pack)
                 return pack, measure(pack, options, update)
-            verdict = load_verdict(pack)
+            verdict = known_verdict(pack)
             if isinstance(verdict, str):
                 raise ModelError(f"{pack.path}: {verdict}: run swarmnode gate {file}")
             return pack, verdict
 
         pack, verdict = run_interruptible(work)
-    where, fails, trouble = (f"kept in {pack.verdict_file}", False, None) if show else _keep(pack, verdict)
+    where, fails, trouble = (f"kept in {known_file(pack)}", False, None) if show else _keep(pack, verdict)
     found = report(pack.manifest, verdict, pack_needs(pack))
     if as_json:
         print(json.dumps(found | {"kept": where}))
     else:
         show_model(found, where)
+    flush_stdout()
     if trouble is not None:
         raise trouble
     if fails or not found["passed"]:
@@ -183,10 +188,14 @@ def _gate_file(file: str, options: GateOptions, *, show: bool, as_json: bool) ->
 
 
 def _keep(pack: ModelPack, verdict: Verdict) -> tuple[str, bool, ModelError | None]:
-    """What became of a verdict, whether the pack has one of other bits all the same, and why it could not be kept: it
+    """What became of a verdict, whether the one that stays is a failure, and why it could not be kept: it
     is shown first."""
     from swarmnode.errors import ModelError  # noqa: PLC0415
-    from swarmnode.gate.verdict_file import keep_verdict, load_verdict  # noqa: PLC0415
+    from swarmnode.gate.known_verdicts import (  # noqa: PLC0415
+        keep_verdict,
+        known_file,
+        known_verdict,
+    )
 
     try:
         why = keep_verdict(pack, verdict)
@@ -194,9 +203,9 @@ def _keep(pack: ModelPack, verdict: Verdict) -> tuple[str, bool, ModelError | No
         return "not kept", False, error
     if not why:
         return f"kept in {pack.verdict_file}", False, None
-    kept = load_verdict(pack)
-    fails = not isinstance(kept, str) and kept.identical is False
-    return f"{why}; that verdict stays in {pack.verdict_file}", fails, None
+    kept = known_verdict(pack)
+    fails = not isinstance(kept, str) and bool(kept.failure)
+    return f"{why}; that verdict stays in {known_file(pack)}", fails, None
 
 
 def _check_device(device: str) -> None:
@@ -258,6 +267,7 @@ def _gate_many(
 
     import msgspec  # noqa: PLC0415
 
+    from swarmnode.cli.standard_output import flush_stdout  # noqa: PLC0415
     from swarmnode.gate_view import GateProgress, show_many  # noqa: PLC0415
     from swarmnode.interruptible import run_interruptible  # noqa: PLC0415
 
@@ -276,6 +286,7 @@ def _gate_many(
         print(json.dumps(rows))
     else:
         show_many(rows, what)
+    flush_stdout()
     missing = _not_built(rows)
     if missing:
         typer.echo(missing, err=True)

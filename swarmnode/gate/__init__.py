@@ -3,8 +3,9 @@
 `wires.py` measures (the `gate` command), `bounds.py` judges, `verdict.py` holds the figures, `verdict_file.py` keeps
 them, `allowed.py` answers what a node may use. `text.py`, `coding.py`, `experts.py` and `forward.py` are the parts of
 the measurement; `exact.py`, `worker_process.py` and `worker_child.py` those of exact mode over a real connection;
-`memory.py` and `staged.py` those for a model that does not fit into memory; `watch.py` and `temporary.py` look
-after its files.
+`local_run.py` is llama.cpp alone, which both are held against; `integrity.py` whether the experts are still those that
+were onboarded; `options.py` how it is measured; `memory.py` and `staged.py` are for a model that does not fit into
+memory; `watch.py` and `temporary.py` look after its files; `known_verdicts.py` knows a model by what it is.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from swarmnode.dispatch.codec import WireName
 from swarmnode.errors import GateFailed, UsageError
 from swarmnode.gate.coding import Pair, pair_name
+from swarmnode.gate.known_verdicts import known_verdict
 from swarmnode.gate.verdict import Verdict
-from swarmnode.gate.verdict_file import load_verdict
 from swarmnode.onboard import ModelPack
 
 _GATED: tuple[WireName, ...] = ("int8", "fp8")
@@ -24,7 +24,7 @@ def gate_failure(pack: ModelPack, *, force: bool) -> str:
 
     Raises GateFailed where its gate failed. A verdict on something else (another engine, another file) says nothing.
     """
-    verdict = load_verdict(pack)
+    verdict = known_verdict(pack)
     if isinstance(verdict, str) or not verdict.failure:
         return ""
     if force:
@@ -43,7 +43,7 @@ def wires_allowed(pack: ModelPack, out: WireName, back: WireName) -> tuple[Mappi
 
     Nothing of both where all is as wanted. Raises UsageError where INT8 or FP8 is wanted and no verdict counts.
     """
-    verdict = load_verdict(pack)
+    verdict = known_verdict(pack)
     gated = [wire for wire in (out, back) if wire in _GATED]
     if isinstance(verdict, str):
         if gated:
@@ -58,7 +58,7 @@ def wires_allowed(pack: ModelPack, out: WireName, back: WireName) -> tuple[Mappi
 
 def best_wires(pack: ModelPack) -> tuple[Mapping[int, Pair], list[str]]:
     """The cheapest types that the model passed, for every site; F16 both ways and a line that says why otherwise."""
-    verdict = load_verdict(pack)
+    verdict = known_verdict(pack)
     if isinstance(verdict, str):
         note = f"F16 on the wire ({verdict}); for less, {_how(pack)}"
         return dict.fromkeys(range(len(pack.manifest.sites)), ("f16", "f16")), [note]

@@ -25,6 +25,9 @@ LEAST_CONFIDENT = 0.998  # argmax agreement where the two best logits are more t
 MOST_KL = 1e-3  # nats per position, where the next is not known
 MOST_KL_SHARE = 0.15  # of what the model's own quantisation costs against its unquantised weights
 MOST_DNLL = 0.003  # nats per position, either way: a gain that large is noise too
+MOST_ERROR = 0.063  # of a layer's rows beside llama.cpp's own, where bits may differ (a GPU): |a - b| / |b|, all rows
+# together. Two rows of one length are so far apart at a cosine of 0.998, which is what other backends are held to.
+MAX_OWN_KL = 0.5  # nats: a quantisation that costs more has left nothing of the model
 MIN_POSITIONS = 1024  # the lowest 0.1 % of fewer rows is the lowest row
 MIN_CONFIDENT = 512  # positions with a clear argmax: of fewer than 500 a single one that differs is more than 0.2 %
 # Of small models and single layers: the least that any row may have, by what is measured.

@@ -17,12 +17,18 @@ CHUNK = 128  # tokens evaluated together, each chunk a text of its own
 
 
 class Forward:
-    """Experts answer through the hook; without a plan the model has its own, and is evaluated plainly."""
+    """Experts answer through the hook, or a `hook` of the caller's; with neither, the model is evaluated plainly."""
 
     def __init__(
-        self, model: LlamaModel, plan: GraphPlan | None = None, experts: Experts | None = None, *, threads: int = 1
+        self,
+        model: LlamaModel,
+        plan: GraphPlan | None = None,
+        experts: Experts | None = None,
+        *,
+        hook: EvalHook | None = None,
+        threads: int = 1,
     ) -> None:
-        self._hook = EvalHook(plan, experts) if plan is not None and experts is not None else None
+        self._hook = EvalHook(plan, experts) if plan is not None and experts is not None else hook
         self._context = LlamaContext(model, n_context=CHUNK, n_batch=CHUNK, threads=threads, callback=self._hook)
         self._n_vocab = model.n_vocab
 

@@ -61,12 +61,12 @@ def report(manifest: Manifest, verdict: Verdict, needs: ModelNeeds | None = None
         "argmax_confident": {name: found.argmax_confident for name, found in figures.items()},
         "kl": {name: found.kl for name, found in figures.items()},
         "dnll": {name: found.dnll for name, found in figures.items()},
-        "bytes_per_expert": manifest.expert_bytes(0),
+        "bytes_per_expert": mean_expert_bytes(manifest),
         "smallest_slice": min(slices),
         "largest_slice": max(slices),
         "experts_bytes": sum(site.n_expert * slices[site.index] for site in manifest.sites),
-        "passed": not verdict.failure,
-        "error": verdict.failure,
+        "passed": not (verdict.failure or verdict.unverified),
+        "error": verdict.failure or verdict.unverified,
         "wires": {wire: {"passed": not text, "why": text} for wire, text in why.items()},
         "positions": verdict.positions,
         "text": verdict.text,
@@ -82,6 +82,12 @@ def report(manifest: Manifest, verdict: Verdict, needs: ModelNeeds | None = None
     }
 
 
+def mean_expert_bytes(manifest: Manifest) -> int:
+    """Of all experts of all sites, as `sizing.needs` has it, rounded down."""
+    total = sum(site.n_expert * manifest.expert_bytes(site.index) for site in manifest.sites)
+    return total // sum(site.n_expert for site in manifest.sites)
+
+
 def pack_needs(pack: ModelPack) -> ModelNeeds:
     """What it takes to run a pack's model: the backbone's figures from its file, the experts' from the manifest.
 
@@ -95,7 +101,7 @@ def pack_needs(pack: ModelPack) -> ModelNeeds:
         n_sites=len(manifest.sites),
         n_expert=manifest.n_expert,
         n_used=manifest.n_used,
-        expert_bytes=total // sum(site.n_expert for site in manifest.sites),
+        expert_bytes=mean_expert_bytes(manifest),
         experts_total_bytes=total,
     )
 
@@ -139,6 +145,7 @@ def _pair(verdict: Verdict, found: PairFigures, failed: str) -> Json:
 
 def _site(manifest: Manifest, site: SiteFigures, index: int, best: Pair) -> Json:
     row: Json = {"site": index, "layer": site.layer, "measured": site.measured}
+    row |= {"local_rows": site.local.rows, "local_differ": site.local.differ, "local_error": site.local.error}
     row |= {"exact_rows": site.exact_rows, "differ": site.differ, _PARTIAL: _lowest(site, SAFE)}
     for wire in WIRES[1:]:
         row |= {

@@ -18,7 +18,9 @@ from swarmnode.fidelity import LogitComparison
 from swarmnode.gate.bounds import (
     LEAST_COSINE,
     LEAST_PARTIAL,
+    MAX_OWN_KL,
     MIN_POSITIONS,
+    MOST_ERROR,
     STEPS,
     fallbacks,
     most_kl,
@@ -27,7 +29,7 @@ from swarmnode.gate.bounds import (
 )
 from swarmnode.gate.coding import WIRES, Pair, pair_bytes, pair_name
 
-FORMAT = 2
+FORMAT = 3
 MAX_SITES = 4096
 # What is run as a whole. F32 in place of F16 loses nothing, so pairs with F32 are covered by those with F16.
 VERIFIED: tuple[Pair, ...] = tuple(product(WIRES[1:], WIRES[1:]))
@@ -36,6 +38,7 @@ FINEST: Pair = ("f16", "f16")  # of those that are measured
 
 Hash = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
 MAX_TEXT = 300  # characters
+MOST_FIGURE = 1e6  # what is further off is told from it by nobody
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
 Cosine = Annotated[float, msgspec.Meta(ge=-1.001, le=1.001)]
@@ -55,11 +58,24 @@ class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     codec: Hash
 
 
+class LocalFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A layer's experts beside llama.cpp's own, on the inputs that those had in a plain local run.
+
+    `differ` of `rows` rows are other bytes; `error`: |ours - theirs| / |theirs| over all of them. No rows where there
+    was no plain local run.
+    """
+
+    rows: Count = 0
+    differ: Count = 0
+    error: Annotated[float, msgspec.Meta(ge=0, le=MOST_FIGURE)] = 0.0
+
+
 class SiteFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A layer with exact inputs: its cosines, `lowest` at the lowest 0.1 % of rows, by the name of each pair.
 
     Empty where it was not measured, which is a layer that did not fit into memory, or that lies behind such a one.
-    `differ` of `exact_rows` rows from a worker process in exact mode were not this machine's own bytes.
+    `differ` of `exact_rows` rows from a worker process in exact mode were not this machine's own bytes; `local` is how
+    this machine's own compare with llama.cpp's.
     """
 
     layer: Count
@@ -69,6 +85,7 @@ class SiteFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mean: dict[Text, Cosine]
     exact_rows: Count = 0
     differ: Count = 0
+    local: LocalFigures = LocalFigures()
 
     @property
     def measured(self) -> bool:
@@ -109,9 +126,9 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """See the module. `sites` are in the model's order; `own_kl`: what the model's own quantisation costs, if known.
 
     version: of swarmnode. exact_positions: tokens that a worker process was asked for in exact mode, 0 if none was;
-    `local_differ` of them had other logits than a plain local run, None where that does not fit into memory. pairs:
-    none where not every layer was measured. partial: partial sums in F32, as a whole. not_exact: why exact mode was not
-    tried, "" where it was.
+    `local_differ` of them had other logits than a plain local run, None where not every layer took part. pairs: none
+    where not every layer was measured. partial: partial sums in F32, as a whole. not_exact: why exact mode was not
+    tried, "" where it was; not_local: why there was no plain local run.
     """
 
     format: int
@@ -121,45 +138,76 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: Text
     positions: Count
     seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-    own_kl: Annotated[float, msgspec.Meta(gt=0, le=10)] | None
+    own_kl: Annotated[float, msgspec.Meta(gt=0, le=MAX_OWN_KL)] | None
     exact_positions: Count
     local_differ: Count | None
     sites: Annotated[tuple[SiteFigures, ...], msgspec.Meta(min_length=1, max_length=MAX_SITES)]
     pairs: Annotated[tuple[PairFigures, ...], msgspec.Meta(max_length=len(VERIFIED))]
     partial: PairFigures | None = None
     not_exact: Text = ""
+    not_local: Text = ""
 
     @property
     def identical(self) -> bool | None:
-        """Whether exact mode gave the bits of a plain local run, None if that is not known."""
-        if self.first_differing is not None or self.local_differ:
+        """Whether exact mode gave the bits of a plain local run, None if that is not known.
+
+        False too where exact mode was not tried, and a layer's experts are not llama.cpp's at all.
+        """
+        if self.first_differing is not None or self.first_unlike is not None or self.local_differ:
             return False
-        return True if self.exact_positions and self.local_differ == 0 else None
+        return True if self.exact_positions and self.local_differ == 0 and not self.unverified else None
+
+    @property
+    def unverified(self) -> str:
+        """Why nobody knows whether this is what llama.cpp computes, "" where it was compared."""
+        if all(site.local.rows for site in self.sites if site.measured):
+            return ""
+        return "not compared with llama.cpp" + (f": {self.not_local}" if self.not_local else "")
 
     @property
     def possible(self) -> bool:
         """Whether no figure contradicts another, and every text can be shown as it is."""
-        texts = (self.version, self.name, self.text, self.not_exact, self.bound.engine)
+        texts = (self.version, self.name, self.text, self.not_exact, self.not_local, self.bound.engine)
         runs = self.pairs if self.partial is None else (*self.pairs, self.partial)
         return (
             all(text.isprintable() for text in texts)
             and all(site.differ <= site.exact_rows for site in self.sites)
+            and all(site.local.differ <= site.local.rows for site in self.sites)
             and (self.local_differ or 0) <= self.exact_positions
             and all(run.confident <= run.positions <= self.positions for run in runs)
             and len({(run.out, run.back) for run in self.pairs}) == len(self.pairs)
         )
 
-    def compared_what_failed(self, earlier: Verdict) -> bool:
-        """Whether all that differed in exact mode in an earlier verdict on the same model was compared again."""
-        layers = zip(self.sites, earlier.sites, strict=True)
-        if any(before.differ and not now.exact_rows for now, before in layers):
-            return False
-        return not earlier.local_differ or self.local_differ is not None
+    def less_than(self, earlier: Verdict) -> str:
+        """What an earlier verdict on the same model had measured and this one has not; "" where this says as much."""
+        for now, before in zip(self.sites, earlier.sites, strict=True):
+            if before.measured and not now.measured:
+                return f"layer {before.layer} was not measured"
+            if before.differ and not now.exact_rows:
+                return f"exact mode was not compared at layer {before.layer}"
+            if before.local.rows and not now.local.rows:
+                return f"layer {before.layer} was not compared with llama.cpp"
+        if earlier.local_differ and self.local_differ is None:
+            return "the logits were not compared"
+        if any(self._figures((found.out, found.back)) is None for found in earlier.pairs):
+            return "fewer pairs of types were measured"
+        if earlier.partial is not None and self.partial is None:
+            return "partial sums were not measured as a whole"
+        if self.positions < earlier.positions:
+            return f"only {self.positions} of {earlier.positions} positions were measured"
+        return ""
 
     @property
     def first_differing(self) -> SiteFigures | None:
         """The first layer whose rows in exact mode were not this machine's own."""
         return next((site for site in self.sites if site.differ), None)
+
+    @property
+    def first_unlike(self) -> SiteFigures | None:
+        """The first layer whose experts are not llama.cpp's: other bits; where exact mode was not tried, too far."""
+        return next(
+            (s for s in self.sites if s.local.differ and (self.exact_positions or s.local.error > MOST_ERROR)), None
+        )
 
     @property
     def failure(self) -> str:
@@ -169,6 +217,11 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"exact mode does not give the local run's bits: layer {first.layer} is the first that differs, in "
                 f"{first.differ} of {first.exact_rows} rows"
             )
+        if (unlike := self.first_unlike) is not None:
+            return (
+                f"the experts of layer {unlike.layer} do not give llama.cpp's own rows: {unlike.local.differ} of "
+                f"{unlike.local.rows} differ, by {100 * unlike.local.error:.2g} %"
+            )
         if self.local_differ:
             return (
                 f"exact mode does not give the local run's bits: the logits differ at {self.local_differ} of "
@@ -177,7 +230,12 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for site in self.sites:
             if site.measured and not site.lowest_of(SAFE) >= LEAST_PARTIAL:
                 return f"layer {site.layer}: cosine {site.lowest_of(SAFE):.7f} of partial sums in F32 < {LEAST_PARTIAL}"
-        return self.objection(FINEST) if self._figures(FINEST) is not None else ""
+        if self._figures(FINEST) is not None and (why := self.objection(FINEST)):
+            return why
+        if self.partial is not None and (why := objection(self.partial.comparison, most_kl(self.own_kl))):
+            return f"partial sums in F32: {why}"
+        whole = self.pairs or self.partial is not None or all(site.measured for site in self.sites)
+        return self.objection(FINEST) if whole else ""
 
     def objection(self, pair: Pair) -> str:
         """Why the whole model does not pass with this pair of types, "" where it does.
@@ -186,6 +244,8 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         if pair == SAFE:
             return ""
+        if self.unverified and not set(pair) <= {"f32", "f16"}:
+            return self.unverified
         if self._figures(pair) != self._figures(FINEST) and (why := self._objection(FINEST)):
             return f"F16 does not pass either: {why}"
         return self._objection(pair)

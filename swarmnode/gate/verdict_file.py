@@ -15,7 +15,7 @@ from swarmnode.compute.ggml import engine_build
 from swarmnode.compute.recipe import recipes_hash
 from swarmnode.errors import ModelError
 from swarmnode.gate.coding import WIRES, Codec, pair_name
-from swarmnode.gate.verdict import FINEST, FORMAT, Bound, Verdict
+from swarmnode.gate.verdict import FORMAT, Bound, Verdict
 from swarmnode.model.atomic_file import write_atomically
 from swarmnode.onboard import ModelPack
 
@@ -32,25 +32,6 @@ def bound_of(pack: ModelPack, codec: Codec | None = None) -> Bound:
         engine=engine_build(),
         codec=(codec or Codec()).fingerprint(),
     )
-
-
-def keep_verdict(pack: ModelPack, verdict: Verdict) -> str:
-    """Put a verdict into a pack, unless the one that is there knows better: "", or why it was not kept.
-
-    Two things are known better. Exact mode had other bits, and the new verdict has not compared what differed (a part
-    of the model, or on a GPU): then the model stays a failed one. And F16 passes by the old one, and not by the new one
-    (another text); that exact mode has other bits is no matter of the text, and kept then.
-
-    Raises ModelError where it cannot be written.
-    """
-    earlier = load_verdict(pack)
-    if isinstance(earlier, Verdict):
-        if earlier.identical is False and not verdict.compared_what_failed(earlier):
-            return f"not kept: {earlier.failure}, as was found before, and this time that was not compared"
-        if verdict.identical is not False and verdict.objection(FINEST) and not earlier.objection(FINEST):
-            return "not kept: with an earlier text the model passed"
-    save_verdict(pack, verdict)
-    return ""
 
 
 def check_writable(pack: ModelPack) -> None:

@@ -1,12 +1,14 @@
 """Measures what a swarm does to a model: on real text, on this machine.
 
-    1  exact    a short text with all experts on a worker process, over QUIC; each row is compared with this machine's
-    2  layers   the text once, with exact experts; at each site every pair of types is tried on the same exact inputs
-    3  logits   the text again: exactly, with partial sums, and once per pair as a whole, each site with the types that
+    1  digests  every expert's bytes are those that were onboarded
+    2  local    a short text by llama.cpp alone; this machine's experts are compared with what it has at each site, and
+                its logits with those of 3
+    3  exact    the short text with all experts on a worker process, over QUIC; each row is compared with this machine's
+    4  layers   the text once, with exact experts; at each site every pair of types is tried on the same exact inputs
+    5  logits   the text again: exactly, with partial sums, and once per pair as a whole, each site with the types that
                 its cosine allows
-    4  local    the short text in a plain local run, whose logits are compared with those of 1
 
-2 and 3 use the real codec and no network. The experts are computed from the pack's own GGUF, so the reference is the
+4 and 5 use the real codec and no network. The experts are computed from the pack's own GGUF, so the reference is the
 model as it is quantised, not as it was trained. Nothing of the text stays in memory but sums. A model whose experts do
 not fit beside its backbone is gone through some layers at a time (`staged.py`). Blocks; called by the `gate` command in
 a thread.
@@ -37,18 +39,31 @@ from swarmnode.backbone.trace import trace_model
 from swarmnode.compute.device import choose_device
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.recipe import Site, recipes_hash
-from swarmnode.errors import ModelError, SwarmnodeError, UsageError
+from swarmnode.errors import ModelError, SwarmnodeError
 from swarmnode.fidelity import ExactLogits, LogitSums
-from swarmnode.gate.bounds import MIN_POSITIONS, fit
-from swarmnode.gate.coding import Codec, Pair, pair_name
+from swarmnode.gate.bounds import fit
+from swarmnode.gate.coding import Pair, pair_name
 from swarmnode.gate.exact import POSITIONS, ExactRows, differing_rows, run_text
 from swarmnode.gate.experts import ALL_PAIRS, CodedExperts, TeacherForced, site_engine
 from swarmnode.gate.forward import CHUNK, Forward
+from swarmnode.gate.integrity import verify_experts
+from swarmnode.gate.local_run import LocalRun, run_locally
 from swarmnode.gate.memory import backbone_memory, groups_within
+from swarmnode.gate.options import MAX_THREADS, GateOptions
 from swarmnode.gate.staged import Recording, Staged
 from swarmnode.gate.temporary import gate_folder
 from swarmnode.gate.text import HELD_OUT, file_tokens, held_out_tokens
-from swarmnode.gate.verdict import FINEST, FORMAT, SAFE, VERIFIED, PairFigures, SiteFigures, Verdict, printable
+from swarmnode.gate.verdict import (
+    FINEST,
+    FORMAT,
+    MOST_FIGURE,
+    SAFE,
+    VERIFIED,
+    PairFigures,
+    SiteFigures,
+    Verdict,
+    printable,
+)
 from swarmnode.gate.verdict_file import bound_of
 from swarmnode.gate.watch import Progress, Watch
 from swarmnode.gate.worker_process import WorkerSettings, run_beside_worker
@@ -56,48 +71,18 @@ from swarmnode.model.gguf_file import GgufFile
 from swarmnode.model.stamps import Stamps
 from swarmnode.onboard import ModelPack
 
-MAX_POSITIONS = 1 << 20
-MAX_THREADS = 512  # as `compute/device.py` has it
-MAX_GPU_LAYERS = 65535
+__all__ = ["MAX_THREADS", "GateOptions", "measure"]
+
 # The finest, the cheapest, what is between them.
 _MATTERS: tuple[Pair, ...] = (FINEST, ("int8", "int8"), ("int8", "f16"), ("fp8", "fp8"), *VERIFIED)
-_LARGEST = 1e6  # nats: what is further off is told from it by nobody
-
-
-@dataclass(frozen=True, slots=True)
-class GateOptions:
-    """How to measure. `positions` is rounded up to whole chunks; `text` is a file of the user's own; `own_kl` what the
-    model's quantisation costs (KL to its unquantised weights, nats per position), where that is known; `memory` in
-    bytes, None for what is free; `worker`: whether exact mode is tried with a worker process."""
-
-    positions: int = 2048
-    text: Path | None = None
-    own_kl: float | None = None
-    memory: int | None = None
-    worker: bool = True
-    threads: int = 1
-    device: str = "auto"
-    gpu_layers: int = 0
-    codec: Codec = field(default_factory=Codec)
-
-    def __post_init__(self) -> None:
-        if not MIN_POSITIONS <= self.positions <= MAX_POSITIONS:
-            few = "; of fewer, the lowest 0.1 % of rows says nothing" if self.positions < MIN_POSITIONS else ""
-            raise UsageError(f"{self.positions} positions: give {MIN_POSITIONS} to {MAX_POSITIONS}{few}")
-        if self.own_kl is not None and not 0 < self.own_kl <= 10:
-            raise UsageError(f"a quantisation that costs a KL of {self.own_kl:g} cannot be meant")
-        if not 1 <= self.threads <= MAX_THREADS:
-            raise UsageError(f"{self.threads} threads cannot be meant: give 1 to {MAX_THREADS}")
-        if not 0 <= self.gpu_layers <= MAX_GPU_LAYERS:
-            raise UsageError(f"{self.gpu_layers} layers on the GPU cannot be meant: give 0 to {MAX_GPU_LAYERS}")
 
 
 def measure(pack: ModelPack, options: GateOptions, progress: Progress | None = None) -> Verdict:
     """Run the gate. What `progress` raises ends it.
 
-    Raises ModelError (no GGUF here, or one that changes meanwhile, no room for one layer, NaN in the model, another
-    graph than the pack's), UsageError (a text that is too short), EngineError (and so ComputeError, where the worker
-    process does not live).
+    Raises ModelError (no GGUF here, one that changes meanwhile or whose experts are not those that were onboarded, no
+    room for one layer, NaN in the model, another graph than the pack's), UsageError (a text that is too short or says
+    nothing), EngineError (and so ComputeError, where the worker process does not live).
     """
     began = time.monotonic()
     if pack.source is None:
@@ -107,14 +92,15 @@ def measure(pack: ModelPack, options: GateOptions, progress: Progress | None = N
         )
     source = GgufFile.open(pack.source)
     report = Watch(pack.source, Stamps.of(source.paths), progress or (lambda _stage, _done, _total: None))
-    pack.verify_backbone()
+    pack.verify_backbone(lambda done, total: report("backbone", done, total))
     room = psutil.virtual_memory().available if options.memory is None else options.memory
     sizes = [site.n_expert * pack.manifest.expert_bytes(site.index) for site in pack.manifest.sites]
     groups = groups_within(pack.manifest.name, backbone_memory(source, CHUNK), sizes, room)
+    verify_experts(source, pack.manifest, lambda done, total: report("digests", done, total))
     model = LlamaModel(pack.backbone, remote_experts=True, gpu_layers=options.gpu_layers)
     try:
         with gate_folder() as folder:
-            verdict = _Gate(pack, pack.source, options, model, groups, room, folder, report).run(began)
+            verdict = _Gate(pack, pack.source, options, model, groups, folder, report).run(began)
         report.look()
         return verdict
     except SwarmnodeError:
@@ -132,19 +118,19 @@ class _Gate:
         options: GateOptions,
         model: LlamaModel,
         groups: Sequence[range],
-        room: int,
         folder: Path,
         report: Progress,
     ) -> None:
         self._pack, self._source, self._options, self._report = pack, source, options, report
-        self._model, self._groups, self._room, self._folder = model, groups, room, folder
+        self._model, self._groups, self._folder = model, groups, folder
         self._sites = pack.manifest.sites
         self._staged = groups[0] != range(len(self._sites))
         self._positions = -(-options.positions // CHUNK) * CHUNK
         self._not_exact = _not_exact(options)
         text, count = options.text, self._positions + 1
         self._tokens = held_out_tokens(model, count) if text is None else file_tokens(model, text, count)
-        self._plan = trace_model(model, {tensor.name: tensor.ne for tensor in pack.manifest.tensors})
+        self._expert_ne = {tensor.name: tensor.ne for tensor in pack.manifest.tensors}
+        self._plan = trace_model(model, self._expert_ne)
         if recipes_hash([site.site for site in self._plan.sites]) != recipes_hash(self._sites):
             raise ModelError(
                 f"{pack.path}: this llama.cpp builds another graph than the pack was made with; "
@@ -158,11 +144,12 @@ class _Gate:
         figures: dict[int, SiteFigures] = {}
         logits: F32 | None = None
         tried = Recording(self._folder / "tried")
+        local = self._local_run()
         for done, group in enumerate(self._groups):
             with self._engine(group) as engine:
                 if not self._not_exact:
                     logits = self._beside_worker(engine, group, tried, exact_rows)
-                figures |= self._layers(engine, group, done, exact_rows)
+                figures |= self._layers(engine, group, done, exact_rows, local)
         whole = len(figures) == len(self._sites)
         sites = tuple(figures.get(site.index) or _unmeasured(site) for site in self._sites)
         pairs, partial = self._whole(sites) if whole else ((), None)
@@ -176,11 +163,25 @@ class _Gate:
             seconds=round(time.monotonic() - began, 3),
             own_kl=options.own_kl,
             exact_positions=POSITIONS if exact_rows else 0,
-            local_differ=self._local_differ(logits) if whole else None,
+            local_differ=_logits_differ(local, logits) if whole else None,
             sites=sites,
             pairs=pairs,
             partial=partial,
             not_exact=self._not_exact,
+            not_local=local.refused,
+        )
+
+    def _local_run(self) -> LocalRun:
+        """The short text by llama.cpp alone, listened to at every site that is measured."""
+        return run_locally(
+            self._source,
+            self._sites,
+            self._expert_ne,
+            self._tokens,
+            self._folder / "local",
+            listen=self._groups,
+            threads=self._options.threads,
+            progress=lambda done: self._report("local", done, POSITIONS),
         )
 
     def _beside_worker(
@@ -213,9 +214,14 @@ class _Gate:
         return run_beside_worker(settings, work, lambda: self._report("exact", at, POSITIONS))
 
     def _layers(
-        self, engine: ExpertEngine, group: range, done: int, exact_rows: dict[int, tuple[int, int]]
+        self,
+        engine: ExpertEngine,
+        group: range,
+        done: int,
+        exact_rows: dict[int, tuple[int, int]],
+        local: LocalRun,
     ) -> dict[int, SiteFigures]:
-        """Every pair of types at each site of the group, on the same exact inputs."""
+        """Every pair of types at each site of the group, on the same exact inputs; and what llama.cpp has there."""
         sites = [self._sites[index] for index in group]
         forced = TeacherForced(engine, sites, self._options.codec, self._positions)
         total = len(self._groups) * self._positions
@@ -231,33 +237,20 @@ class _Gate:
             lowest = {_key(pair): tails[pair].lowest for pair in ALL_PAIRS}
             mean = {_key(pair): tails[pair].mean for pair in ALL_PAIRS}
             rows, differ = exact_rows.get(site.index, (0, 0))
-            figures[site.index] = SiteFigures(site.layer, site.d_in, site.d_out, lowest, mean, rows, differ)
+            beside = local.compare(engine, site)
+            figures[site.index] = SiteFigures(site.layer, site.d_in, site.d_out, lowest, mean, rows, differ, beside)
         return figures
-
-    def _local_differ(self, logits: F32 | None) -> int | None:
-        """How many positions' logits are not those of a plain local run; not asked where that would crowd this machine
-        out (its weights are read into memory)."""
-        size = sum(file.size for file in self._pack.manifest.source_files)
-        if logits is None or self._staged or size > self._room // 2:
-            return None
-        model = LlamaModel(self._source, remote_experts=False)
-        try:
-            with closing(Forward(model, threads=self._options.threads)) as forward:
-                return differing_rows(
-                    run_text(forward, self._tokens, lambda done: self._report("local", done, POSITIONS)), logits
-                )
-        finally:
-            model.close()
 
     def _whole(self, sites: Sequence[SiteFigures]) -> tuple[tuple[PairFigures, ...], PairFigures | None]:
         """Each pair of types as a whole, and partial sums. Pairs that came to the same types everywhere are run once.
 
-        What is played back has to lie on disk: where that has not the room, what matters less is left out.
+        What is played back has to lie on disk: where that has not the room, what matters less is left out, but never
+        what judges the model, which is partial sums and F16.
         """
         wires = {pair: _wires(sites, pair) for pair in sorted(VERIFIED, key=_MATTERS.index)}
         chosen = [None, *dict.fromkeys(wires.values())]  # None: partial sums
         if self._staged:
-            chosen = chosen[: max(1, shutil.disk_usage(self._folder).free // 2 // self._recorded)]
+            chosen = chosen[: max(2, shutil.disk_usage(self._folder).free // 2 // self._recorded)]
         runs = {one: _Run(one, Recording(self._folder / f"run-{i}")) for i, one in enumerate(chosen)}
         total = len(self._groups) * self._positions
         for done, group in enumerate(self._groups):
@@ -342,6 +335,11 @@ def _not_exact(options: GateOptions) -> str:
     return ""
 
 
+def _logits_differ(local: LocalRun, logits: F32 | None) -> int | None:
+    """How many positions' logits are not those of llama.cpp alone, None where one of the two was not run."""
+    return None if local.logits is None or logits is None else differing_rows(local.logits, logits)
+
+
 def _unmeasured(site: Site) -> SiteFigures:
     return SiteFigures(site.layer, site.d_in, site.d_out, {}, {})
 
@@ -373,7 +371,7 @@ def _figures(pair: Pair, wires: tuple[Pair, ...], sums: _Run) -> PairFigures:
         confident=found.confident,
         argmax=found.argmax,
         argmax_confident=found.argmax_confident,
-        kl=min(found.kl, _LARGEST),
-        dnll=max(-_LARGEST, min(found.dnll, _LARGEST)),
+        kl=min(found.kl, MOST_FIGURE),
+        dnll=max(-MOST_FIGURE, min(found.dnll, MOST_FIGURE)),
         broken=found.broken + sums.refused,
     )

@@ -9,7 +9,7 @@ import msgspec
 
 from swarmnode.gate.bounds import fit
 from swarmnode.gate.coding import WIRES, Pair
-from swarmnode.gate.verdict import FORMAT, VERIFIED, Bound, PairFigures, SiteFigures, Verdict
+from swarmnode.gate.verdict import FORMAT, VERIFIED, Bound, LocalFigures, PairFigures, SiteFigures, Verdict
 
 PAIRS: list[Pair] = list(product(WIRES, WIRES))
 BOUND = Bound("a" * 64, "", "b" * 64, "engine 1", "c" * 64)
@@ -20,7 +20,8 @@ def site(layer: int = 0, d_in: int = 256, d_out: int = 256, **cosine: float) -> 
     """A layer where all is well but for the types that are named, either way."""
     of = {wire: cosine.get(wire, 1.0 if wire == "f32" else 0.9999) for wire in WIRES}
     lowest = {f"{out}/{back}": min(of[out], of[back]) for out, back in PAIRS}
-    return SiteFigures(layer, d_in, d_out, lowest, {name: (1 + value) / 2 for name, value in lowest.items()})
+    mean = {name: (1 + value) / 2 for name, value in lowest.items()}
+    return SiteFigures(layer, d_in, d_out, lowest, mean, local=LocalFigures(128, 0, 0.0))
 
 
 def figures(sites: tuple[SiteFigures, ...], pair: Pair, **other: float) -> PairFigures:

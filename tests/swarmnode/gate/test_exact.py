@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,11 @@ from swarmnode.errors import ComputeError, ModelError, SwarmnodeError
 from swarmnode.gate import wires
 from swarmnode.gate.exact import POSITIONS, ExactRows, differing_rows
 from swarmnode.gate.experts import Ready, site_engine
+from swarmnode.gate.local_run import LocalCalls
 from swarmnode.gate.memory import backbone_memory
+from swarmnode.gate.report import report
 from swarmnode.gate.staged import Recording
-from swarmnode.gate.verdict import Verdict
+from swarmnode.gate.verdict import LocalFigures, Verdict
 from swarmnode.gate.wires import GateOptions, measure
 from swarmnode.gate.worker_process import WorkerSettings, run_beside_worker
 from swarmnode.model.gguf_file import GgufFile
@@ -67,6 +70,7 @@ def memory_for(pack: ModelPack, layers: int) -> int:
 def test_the_same_bytes(whole: Verdict) -> None:
     assert (whole.exact_positions, whole.local_differ, whole.identical) == (POSITIONS, 0, True)
     assert [(site.exact_rows, site.differ) for site in whole.sites] == [(POSITIONS, 0)] * 3
+    assert [site.local for site in whole.sites] == [LocalFigures(POSITIONS, 0, 0.0)] * 3
     assert all(site.lowest["f32/f32"] >= 0.999999 for site in whole.sites)
     assert whole.partial is not None
     assert 0 <= whole.partial.kl < 1e-6
@@ -83,7 +87,7 @@ def test_some_layers_at_a_time_give_the_very_same_figures(pack: ModelPack, whole
         lambda *stage: stages.append(stage),
     )
     assert (found.sites, found.pairs, found.partial) == (whole.sites, whole.pairs, whole.partial)
-    assert (found.exact_positions, found.local_differ, found.identical) == (POSITIONS, None, None)
+    assert (found.exact_positions, found.local_differ, found.identical) == (POSITIONS, 0, True)
     assert found.failure == ""
     passes = 3 if layers == 1 else 2
     for stage in ("layers", "logits"):
@@ -111,6 +115,8 @@ def test_a_layer_that_does_not_fit_ends_it_there(tmp_path: Path) -> None:
     found = measure(demo, options)
     assert [site.measured for site in found.sites] == [True, True, False, False]
     assert [(site.exact_rows, site.differ) for site in found.sites] == [(POSITIONS, 0)] * 2 + [(0, 0)] * 2
+    assert [(site.local.rows, site.local.differ) for site in found.sites] == [(POSITIONS, 0)] * 2 + [(0, 0)] * 2
+    assert (found.local_differ, found.identical, found.unverified) == (None, None, "")
     assert (found.pairs, found.partial, found.failure) == ((), None, "")
     assert set(found.best().values()) == {("f16", "f16")}
     with pytest.raises(SwarmnodeError, match="for the experts of the first layer"):
@@ -288,3 +294,106 @@ def test_a_recording_that_is_gone(tmp_path: Path) -> None:
     (tmp_path / "r" / "0.f32").unlink()
     with pytest.raises(ModelError, match=r"cannot be read again \(No such file"):
         recording.read(0, 1, 3)
+
+
+class TestAnEngineThatIsWrong:
+    """By the same tenth in this process and in the worker's: their rows agree, and only llama.cpp knows better."""
+
+    @pytest.fixture(autouse=True)
+    def _wrong(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        compute = ExpertEngine._compute
+
+        def wrong(self: ExpertEngine, held: Any, x: Any, rows: Any, slots: Any, out: Any) -> None:
+            compute(self, held, x, rows, slots, out)
+            out *= np.float32(1.1)
+
+        monkeypatch.setattr(ExpertEngine, "_compute", wrong)
+        child = tmp_path / "python"
+        child.write_text(WRONG_CHILD.format(python=sys.executable))
+        child.chmod(0o700)
+        monkeypatch.setattr("sys.executable", str(child))
+
+    @pytest.mark.parametrize("layers", [None, 2])
+    def test_it_fails(self, pack: ModelPack, layers: int | None) -> None:
+        memory = None if layers is None else memory_for(pack, layers)
+        found = measure(pack, GateOptions(positions=1024, memory=memory))
+        assert [(site.exact_rows, site.differ) for site in found.sites] == [(POSITIONS, 0)] * 3
+        assert [site.local.differ for site in found.sites] == [POSITIONS] * 3
+        assert all(site.local.error == pytest.approx(0.1, rel=1e-3) for site in found.sites)
+        assert (found.identical, found.local_differ) == (False, POSITIONS)
+        assert found.failure == "the experts of layer 0 do not give llama.cpp's own rows: 128 of 128 differ, by 10 %"
+
+    def test_also_where_only_some_layers_fit(self, demo_pack: ModelPack) -> None:
+        demo = demo_pack
+        small = min(site.n_expert * demo.manifest.expert_bytes(site.index) for site in demo.manifest.sites)
+        found = measure(demo, GateOptions(positions=1024, memory=memory_for(demo, 0) + small))
+        assert [site.measured for site in found.sites] == [True, True, False, False]
+        assert (found.identical, found.local_differ) == (False, None)
+        assert "layer 0 do not give llama.cpp's own rows: 128 of 128 differ" in found.failure
+
+    def test_also_without_exact_mode(self, pack: ModelPack) -> None:
+        """As on a GPU, where bits may differ: a tenth is more than they do."""
+        found = measure(pack, GateOptions(positions=1024, worker=False))
+        assert (found.exact_positions, found.identical) == (0, False)
+        assert "128 of 128 differ, by 10 %" in found.failure
+
+
+WRONG_CHILD = """#!{python}
+import sys
+import numpy as np
+from swarmnode.compute.engine import ExpertEngine
+from swarmnode.gate import worker_child
+
+compute = ExpertEngine._compute
+
+def wrong(self, held, x, rows, slots, out):
+    compute(self, held, x, rows, slots, out)
+    out *= np.float32(1.1)
+
+ExpertEngine._compute = wrong
+sys.exit(worker_child.main(sys.argv[3:]))
+"""
+
+
+def test_a_model_that_llama_cpp_cannot_run_alone(pack: ModelPack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not refused, and not verified: INT8 and FP8 are not for it."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ComputeError("llama.cpp cannot make a context of 128 tokens: no memory")
+
+    monkeypatch.setattr("swarmnode.gate.local_run.LlamaModel", refuse)
+    found = measure(pack, GateOptions(positions=1024))
+    assert (found.failure, found.identical, found.local_differ) == ("", None, None)
+    assert found.unverified == ("not compared with llama.cpp: llama.cpp cannot make a context of 128 tokens: no memory")
+    assert found.passed("f16") == ""
+    assert [found.objection(pair) for pair in (("int8", "int8"), ("f16", "fp8"))] == [found.unverified] * 2
+    assert set(found.best().values()) == {("f16", "f16")}
+    row = report(pack.manifest, found)
+    assert (row["passed"], row["error"]) == (False, found.unverified)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("free", [0, 1 << 40])
+def test_a_disk_with_no_room_still_judges_the_model(
+    pack: ModelPack, whole: Verdict, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    """Of what is played back; where the files really do not fit, that is an error."""
+    monkeypatch.setattr("swarmnode.gate.wires.shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    found = measure(pack, GateOptions(positions=1024, memory=memory_for(pack, 2)))
+    assert found.partial == whole.partial
+    assert found._figures(("f16", "f16")) == whole._figures(("f16", "f16"))
+    assert (len(found.pairs) == len(whole.pairs)) is bool(free)
+
+
+def test_what_llama_cpp_said_at_a_layer(tmp_path: Path) -> None:
+    calls = LocalCalls(tmp_path / "local")
+    assert list(calls.read(0)) == []
+    x, ids = np.ones((2, 3), np.float32), np.zeros((2, 1), np.int32)
+    calls.write(0, (x, ids, x[:, :1], x * 2))
+    calls.write(0, (x, ids, x[:, :1], x * 3))
+    assert [float(rows[0, 0]) for _, _, _, rows in calls.read(0)] == [2, 3]
+    file = tmp_path / "local" / "0.npy"
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(ModelError, match="cannot be read again") as caught:
+        list(calls.read(0))
+    assert "\n" not in str(caught.value)

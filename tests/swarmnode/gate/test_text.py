@@ -30,7 +30,7 @@ def test_fewer_tokens_are_the_first_of_more(model: LlamaModel) -> None:
 
 
 def test_a_file_of_ones_own(model: LlamaModel, tmp_path: Path) -> None:
-    text = "def größe(x):\n    return x * x  # Fläche\n" * 400
+    text = "".join(f"def größe{i}(x):\n    return x * {i * i}  # Fläche, {i % 97:b} von {i:x}\n" for i in range(400))
     file = tmp_path / "mine.txt"
     file.write_text(text)
     tokens = model.tokenize(text, special=False)
@@ -50,3 +50,26 @@ def test_files_that_are_no_text(model: LlamaModel, tmp_path: Path) -> None:
     noise.write_bytes(b"\xff\xfe\x80" * 20)
     with pytest.raises(UsageError, match="not UTF-8"):
         file_tokens(model, noise, 100)
+    noise.write_bytes(b"some text \xff\xfe\x80 and " * 1000)  # longer than what is read of it
+    with pytest.raises(UsageError, match="byte 10 is not UTF-8"):
+        file_tokens(model, noise, 100)
+    noise.write_bytes(b"some\0text" * 1000)
+    with pytest.raises(UsageError, match="character 4 is NUL"):
+        file_tokens(model, noise, 100)
+
+
+def test_a_text_that_repeats_itself(model: LlamaModel, tmp_path: Path) -> None:
+    file = tmp_path / "again.txt"
+    file.write_text("the same again and again, " * 4000)
+    with pytest.raises(
+        UsageError, match=r"again\.txt: repeats itself: tokens 0 to 1024 are only \d+ different"
+    ) as caught:
+        file_tokens(model, file, 2049)
+    assert "\n" not in str(caught.value)
+    varied = b"".join(map(model.piece, held_out_tokens(model, 8000))).decode("utf-8", "ignore")
+    file.write_text(varied)
+    count = len(model.tokenize(varied, special=False)) // 4  # real text, then as much of one line as makes a third
+    assert len(file_tokens(model, file, count * 3)) == count * 3
+    file.write_text(varied[: len(varied) // 2] + "x = 1\n" * len(varied))
+    with pytest.raises(UsageError, match="repeats itself"):
+        file_tokens(model, file, 8000)

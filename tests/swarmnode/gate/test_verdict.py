@@ -16,8 +16,9 @@ from swarmnode.dispatch.codec import WireName
 from swarmnode.errors import GateFailed, ModelError, UsageError
 from swarmnode.gate import best_wires, gate_failure, load_verdict, save_verdict, wires_allowed
 from swarmnode.gate.coding import Pair
-from swarmnode.gate.verdict import MAX_SITES, SAFE, VERIFIED, Verdict, printable
-from swarmnode.gate.verdict_file import MAX_BYTES, bound_of, check_writable, keep_verdict
+from swarmnode.gate.known_verdicts import keep_verdict
+from swarmnode.gate.verdict import MAX_SITES, SAFE, VERIFIED, LocalFigures, SiteFigures, Verdict, printable
+from swarmnode.gate.verdict_file import MAX_BYTES, bound_of, check_writable
 from swarmnode.onboard import ModelPack
 from tests.swarmnode.gate.samples import PAIRS, site, unmeasured, verdict
 
@@ -197,7 +198,7 @@ class TestFile:
             msgspec.json.encode(found)[:-1],
             msgspec.json.encode(found).replace(b'"int8"', b'"int4"'),
             msgspec.json.encode(found).replace(b'"kl":', b'"more":1,"kl":'),
-            msgspec.json.encode(msgspec.structs.replace(found, format=3)),
+            msgspec.json.encode(msgspec.structs.replace(found, format=4)),
             msgspec.json.encode(msgspec.structs.replace(found, sites=(unmeasured(), *found.sites[1:]))),
             msgspec.json.encode(found).replace(b'"differ":0', b'"differ":-1', 1),
             msgspec.json.encode(found).replace(b'"local_differ":0', b'"local_differ":1e400'),
@@ -224,7 +225,7 @@ class TestFile:
         for name in ("version", "exact_positions", "local_differ", "partial"):
             del old[name]
         pack.verdict_file.write_bytes(msgspec.json.encode(old | {"format": 1, "identical": False}))
-        assert load_verdict(pack) == "its verdict is of another version (format 1, not 2)"
+        assert load_verdict(pack) == "its verdict is of another version (format 1, not 3)"
         assert gate_failure(pack, force=False) == ""
         wires, notes = best_wires(pack)
         assert set(wires.values()) == {("f16", "f16")}
@@ -359,7 +360,9 @@ class TestOtherBitsStay:
         assert keep_verdict(pack, bad) == ""
         without = msgspec.structs.replace(fitting(pack), exact_positions=0, local_differ=None, not_exact="on a GPU")
         staged = exact(fitting(pack), 0, 1, 2, 3, local_differ=None)
-        for lesser in (without, staged):
+        sites = tuple(msgspec.structs.replace(one, local=LocalFigures()) for one in bad.sites)
+        alone = msgspec.structs.replace(fitting(pack), sites=sites)
+        for lesser in (without, staged, alone):
             assert lesser.failure == ""
             why = keep_verdict(pack, lesser)
             assert "the logits differ at 3 of 128 positions, with every layer the same, as was found before" in why
@@ -400,6 +403,7 @@ class TestFigures:
             replace(good, sites=(replace(first, differ=77), *rest)),
             replace(good, sites=(replace(first, exact_rows=76, differ=77), *rest)),
             replace(good, local_differ=129),
+            replace(good, sites=(replace(first, local=LocalFigures(128, 129)), *rest)),
             replace(good, exact_positions=0, local_differ=1),
             replace(good, pairs=(replace(good.pairs[0], confident=2049), *good.pairs[1:])),
             replace(good, pairs=(replace(good.pairs[0], positions=4096, confident=4000), *good.pairs[1:])),
@@ -410,7 +414,7 @@ class TestFigures:
             save_verdict(pack, forged)
             assert load_verdict(pack) == "its verdict is damaged"
 
-    @pytest.mark.parametrize("name", ["name", "text", "version", "not_exact"])
+    @pytest.mark.parametrize("name", ["name", "text", "version", "not_exact", "not_local"])
     def test_control_characters(self, pack: ModelPack, name: str) -> None:
         save_verdict(pack, msgspec.structs.replace(fitting(pack), **{name: "a\x1b]0;b\x07"}))
         assert load_verdict(pack) == "its verdict is damaged"
@@ -430,3 +434,97 @@ def test_where_no_verdict_can_be_kept(pack: ModelPack, tmp_path: Path) -> None:
     assert list(pack.path.iterdir()) == []
     with pytest.raises(ModelError, match=r"none: cannot be written \(No such file or directory\), and the verdict is"):
         check_writable(ModelPack(tmp_path / "none", pack.manifest, pack.source))
+
+
+class TestFailuresStay:
+    """What failed is undone by a gate that measured as much, and by nothing less."""
+
+    def test_lesser_ones(self, pack: ModelPack) -> None:
+        good = fitting(pack)
+        bad = fitting(pack, bad={("f16", "f16"): {"kl": 0.5}})
+        assert keep_verdict(pack, bad) == ""
+        some = [site(one.layer) for one in pack.manifest.sites[:2]] + [unmeasured(2), unmeasured(3)]
+        for lesser, why in (
+            (verdict(*some, bound=bound_of(pack)), "layer 2 was not measured"),
+            (msgspec.structs.replace(good, pairs=good.pairs[:1]), "fewer pairs of types were measured"),
+            (msgspec.structs.replace(good, positions=2047), "only 2047 of 2048 positions were measured"),
+            (
+                msgspec.structs.replace(good, sites=tuple(alone(one) for one in good.sites)),
+                "layer 0 was not compared with llama.cpp",
+            ),
+        ):
+            assert keep_verdict(pack, lesser) == (
+                f"not kept: KL 5.00e-01 > 1.00e-03, as was found before, and this time {why}"
+            )
+            assert load_verdict(pack) == bad
+            with pytest.raises(GateFailed):
+                gate_failure(pack, force=False)
+        assert keep_verdict(pack, good) == ""
+        assert gate_failure(pack, force=False) == ""
+
+    def test_of_partial_sums(self, pack: ModelPack) -> None:
+        good = fitting(pack)
+        partial = msgspec.structs.replace(good.pairs[0], out="f32", back="f32", kl=1.0)
+        bad = msgspec.structs.replace(good, partial=partial)
+        assert keep_verdict(pack, bad) == ""
+        assert keep_verdict(pack, good).endswith("partial sums were not measured as a whole")
+        better = msgspec.structs.replace(good, partial=msgspec.structs.replace(partial, kl=0.0))
+        assert keep_verdict(pack, better) == ""
+
+    def test_other_bits_are_news_even_then(self, pack: ModelPack) -> None:
+        bad = fitting(pack, bad={("f16", "f16"): {"kl": 0.5}})
+        assert keep_verdict(pack, bad) == ""
+        wrong = msgspec.structs.replace(site(pack.manifest.sites[0].layer), local=LocalFigures(128, 128, 0.1))
+        rest = [unmeasured(one.layer) for one in pack.manifest.sites[1:]]
+        worse = verdict(wrong, *rest, bound=bound_of(pack))
+        assert keep_verdict(pack, worse) == ""
+        assert load_verdict(pack) == worse
+
+    def test_nobody_knows_is_no_news(self, pack: ModelPack) -> None:
+        good = fitting(pack)
+        assert keep_verdict(pack, good) == ""
+        sites = tuple(alone(one) for one in good.sites)
+        unknown = msgspec.structs.replace(good, sites=sites, local_differ=None, not_local="no memory")
+        assert keep_verdict(pack, unknown) == (
+            "not kept: not compared with llama.cpp: no memory, and earlier the model passed"
+        )
+        assert load_verdict(pack) == good
+
+
+def alone(of: SiteFigures) -> SiteFigures:
+    """Never held against llama.cpp."""
+    return msgspec.structs.replace(of, local=LocalFigures())
+
+
+class TestBesideLlama:
+    def test_other_rows(self) -> None:
+        wrong = msgspec.structs.replace(site(5), local=LocalFigures(128, 3, 1e-7))
+        found = verdict(site(), wrong)
+        assert found.identical is False
+        assert found.failure == "the experts of layer 5 do not give llama.cpp's own rows: 3 of 128 differ, by 1e-05 %"
+        near = msgspec.structs.replace(found, exact_positions=0, local_differ=None, not_exact="on a GPU")
+        assert (near.identical, near.failure, near.unverified) == (None, "", "")
+        far = msgspec.structs.replace(site(5), local=LocalFigures(128, 3, 0.064))
+        far_off = msgspec.structs.replace(near, sites=(site(), far))
+        assert far_off.identical is False
+        assert "by 6.4 %" in far_off.failure
+
+    def test_without_any(self) -> None:
+        found = verdict(site(), alone(site(1)))
+        assert (found.failure, found.identical, found.unverified) == ("", None, "not compared with llama.cpp")
+        assert found.site_wires("int8", "fp8") == {0: ("f16", "f16"), 1: ("f16", "f16")}
+        assert found.best() == {0: ("f16", "f16"), 1: ("f16", "f16")}
+        assert verdict(site(), unmeasured(1)).unverified == ""
+
+
+def test_partial_sums_are_judged_as_a_whole() -> None:
+    good = verdict(site())
+    partial = msgspec.structs.replace(good.pairs[0], out="f32", back="f32", kl=0.0)
+    replace = msgspec.structs.replace
+    assert replace(good, partial=partial).failure == ""
+    assert replace(good, partial=replace(partial, kl=1e6)).failure == "partial sums in F32: KL 1.00e+06 > 1.00e-03"
+    assert "NaN or infinity in 1024" in replace(good, partial=replace(partial, broken=1024)).failure
+    for broken in (replace(partial, argmax_confident=0.0, kl=1e6, broken=1024), partial, None):
+        without = replace(good, pairs=(), partial=broken)
+        assert without.failure
+        assert set(without.site_wires("int8", "int8").values()) == {("f16", "f16")}

@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 
 from swarmnode.backbone.library import library
+from swarmnode.demo import MODEL
 from swarmnode.dispatch.codec import F32, Buffer, WireType, decode_rows, encode_rows
 from swarmnode.errors import BadFrame, ModelError, UsageError
 from swarmnode.gate import load_verdict, save_verdict, wires_allowed
 from swarmnode.gate.coding import Codec
-from swarmnode.gate.report import report
+from swarmnode.gate.report import mean_expert_bytes, pack_needs, report
 from swarmnode.gate.verdict import Verdict
 from swarmnode.gate.wires import GateOptions, _not_exact, measure
+from swarmnode.model.gguf_file import GgufFile
 from swarmnode.model.random_model import RandomModel, write_random_model
 from swarmnode.onboard import ModelPack, onboard
+from swarmnode.sizing.needs import needs_of
 from tests.swarmnode.gate.bad_codecs import ONE_SCALE
 
 OWN_KL = 4.8e-3  # the shipped model's Q4_K_M against its F16, see MODEL_CARD.md
@@ -110,14 +113,18 @@ def test_nan_fails(random_pack: ModelPack) -> None:
     assert found.passed("f16") == ""
     assert set(found.site_wires("fp8", "int8").values()) == {("f16", "f16")}
     assert set(found.best().values()) == {("f16", "f16")}
-    assert [stage for stage in stages if stage[1] == 1024] == [("layers", 1024, 1024), ("logits", 1024, 1024)]
+    assert [stage for stage in stages if stage[1] == 1024 and stage[0] in ("layers", "logits")] == [
+        ("layers", 1024, 1024),
+        ("logits", 1024, 1024),
+    ]
 
 
 def test_what_cannot_be_measured(random_pack: ModelPack, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="1023 positions"):
         GateOptions(positions=1023)
-    with pytest.raises(UsageError, match="cannot be meant"):
-        GateOptions(own_kl=float("nan"))
+    for own_kl in (float("nan"), 0.0, -1.0, 0.51, 10.0):
+        with pytest.raises(UsageError, match="cannot be meant"):
+            GateOptions(own_kl=own_kl)
     for threads in (0, -1, 513, 10**9):
         with pytest.raises(UsageError, match=f"{threads} threads cannot be meant"):
             GateOptions(threads=threads)
@@ -133,7 +140,7 @@ def test_what_cannot_be_measured(random_pack: ModelPack, tmp_path: Path) -> None
         measure(without, GateOptions())
 
 
-@pytest.mark.parametrize("stage", ["exact", "layers", "logits", "local"])
+@pytest.mark.parametrize("stage", ["digests", "exact", "layers", "logits", "local"])
 def test_a_file_that_changes_meanwhile_is_one_line(tmp_path: Path, stage: str) -> None:
     file = tmp_path / "r.gguf"
     write_random_model(RandomModel(), file)
@@ -167,3 +174,33 @@ def test_what_the_listener_raises_ends_it(random_pack: ModelPack) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         measure(random_pack, GateOptions(positions=1024, worker=False), stop)
+
+
+def test_an_expert_that_rotted_on_disk(tmp_path: Path) -> None:
+    """Other bytes, with size and time as they were."""
+    file = tmp_path / "r.gguf"
+    write_random_model(RandomModel(), file)
+    pack = onboard(file, tmp_path / "pack")
+    before, tensor = file.stat(), pack.manifest.site_tensors(1)[0]
+    with file.open("r+b") as handle:
+        handle.seek(tensor.offset + 2 * tensor.stride)
+        byte = handle.read(1)[0]
+        handle.seek(-1, os.SEEK_CUR)
+        handle.write(bytes([byte ^ 1]))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert ModelPack.open(pack.path).source is not None  # nobody sees it otherwise
+    stages: list[tuple[str, int, int]] = []
+    layer = pack.manifest.sites[1].layer
+    with pytest.raises(ModelError, match=rf"r\.gguf: expert 2 of layer {layer} is not what was onboarded") as caught:
+        measure(pack, GateOptions(positions=1024), lambda *stage: stages.append(stage))
+    assert "\n" not in str(caught.value)
+    assert {stage for stage, _, _ in stages} == {"digests"}
+    assert stages[-1][1] == stages[-1][2]
+
+
+def test_bytes_per_expert_are_the_mean_of_all(demo_pack: ModelPack) -> None:
+    """The shipped model's later layers have larger ones."""
+    sizes = [demo_pack.manifest.expert_bytes(site.index) for site in demo_pack.manifest.sites]
+    assert len(set(sizes)) > 1
+    assert mean_expert_bytes(demo_pack.manifest) == sum(sizes) // len(sizes) == pack_needs(demo_pack).expert_bytes
+    assert needs_of(GgufFile.open(demo_pack.source or MODEL)).expert_bytes == mean_expert_bytes(demo_pack.manifest)
