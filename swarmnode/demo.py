@@ -21,7 +21,8 @@ from swarmnode.backbone.session import GenerateRequest, GenerateResult, Session,
 from swarmnode.config import build_config
 from swarmnode.control import Json
 from swarmnode.errors import Cancelled, ControlError, UsageError
-from swarmnode.gate import Verdict, save_verdict
+from swarmnode.gate import Verdict, gate_failure
+from swarmnode.gate.known_verdicts import keep_verdict
 from swarmnode.gate.wires import GateOptions, measure
 from swarmnode.local_swarm import LocalSwarm
 from swarmnode.onboard import ModelPack, onboard
@@ -97,9 +98,11 @@ async def run_demo(options: DemoOptions, view: View) -> Json:
         folder = Path(name)
         view.stage("onboarding the model: backbone file and manifest")
         pack = await asyncio.to_thread(onboard, options.model, folder / "pack")
+        gate_failure(pack, force=False)  # before anything is started
         if set(config.wires) - {"f32", "f16"}:
             view.stage("measuring which wire types the model can have")
-            save_verdict(pack, await _measured(pack))
+            keep_verdict(pack, await _measured(pack))
+            gate_failure(pack, force=False)
         view.stage("running the model as one plain local process")
         local = await asyncio.to_thread(local_run, pack.source or options.model, request)
         view.stage(f"starting {options.workers} workers and a backbone")

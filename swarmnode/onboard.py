@@ -9,6 +9,11 @@
 Composes `model/` and `backbone/`: the recipes come from one traced evaluation of the backbone itself. Called by the
 `onboard`, `up` and `demo` commands. Running it twice costs nothing: a pack that fits its source is kept.
 
+A pack is made beside the files of the one that is there (model/staging.py), which stays whole until the new one is: an
+onboarding that fails or is interrupted takes nothing away. It is replaced where it was made from the same file or
+address, or is of the same model; the pack of another model, and a file that is no pack's, are refused. A verdict is
+never removed: it says itself which model it is about.
+
 From a web server only headers and the backbone's own tensors are read: such a pack has no digests of its experts
 (see model/manifest.py), unless everything is to be read once (`hash_all`).
 """
@@ -17,16 +22,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from swarmnode.backbone.trace import accept_apart, trace_apart, trace_backbone
 from swarmnode.compute.recipe import Site
-from swarmnode.errors import ManifestMismatch, ModelError, SourceChanged
+from swarmnode.errors import Cancelled, DownloadFailed, ManifestMismatch, ModelError, SourceChanged
 from swarmnode.model.atomic_file import write_atomically
 from swarmnode.model.backbone_file import backbone_digest, remote_weights, write_backbone
 from swarmnode.model.backbone_values import check_values
@@ -45,12 +51,15 @@ from swarmnode.model.manifest import (
     load_manifest,
     save_manifest,
 )
+from swarmnode.model.staging import replace_together, staging, sweep
 from swarmnode.model.stamps import Stamps
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
 # From here on llama.cpp is asked whether it takes a model before its backbone is copied: that costs half a second.
 ASK_BYTES = 64 << 20
+
+_MANIFEST, _BACKBONE, _NOTES, _DIGESTS = "manifest.json", "backbone.gguf", "source.json", "digests.json"
 
 
 class _Notes(msgspec.Struct, frozen=True):
@@ -92,9 +101,8 @@ class ModelPack:
         if not (path / "manifest.json").is_file():
             raise ModelError(f"{path}: not a model pack (no manifest.json): make one with swarmnode onboard MODEL.gguf")
         manifest = load_manifest(path / "manifest.json")
-        try:
-            notes = msgspec.json.decode((path / "source.json").read_bytes()[: 1 << 20], type=_Notes)
-        except (OSError, msgspec.DecodeError):
+        notes = _read_notes(path)
+        if notes is None:
             return cls(path, manifest, None)
         there = bool(notes.source.files) and notes.source.unchanged()
         source = Path(notes.source.files[0][0]) if there else None
@@ -125,6 +133,8 @@ def onboard(
     second while the network is waited for; what it raises ends the work. `apart` False: trace a file's graph in this
     process, which llama.cpp may then end.
 
+    A pack that is there stays whole until the new one is complete; see the module for what is replaced, what refused.
+
     Raises UsageError, NotGguf, TruncatedFile, DenseModel, BrokenModel, UnknownArchitecture, DownloadFailed, ModelError,
     TraceError; a pack appears whole or not at all.
     """
@@ -134,6 +144,7 @@ def onboard(
         return _onboard_far(url, pack, report, hash_all=hash_all, back_off_s=back_off_s)
     gguf = GgufFile.open(source)
     check_model(gguf)
+    sweep(pack)
     kept = _existing(pack, gguf)
     if kept is not None:
         return kept
@@ -160,36 +171,92 @@ class _Origin:
     check: Callable[[], None] = lambda: None
     apart: bool = True  # trace in another process
 
+    @property
+    def key(self) -> str:
+        """Where the model comes from."""
+        return self.url or self.stamps.files[0][0]
+
 
 def _make(
     gguf: GgufFile, pack: Path, report: Progress, digest: Callable[[Sequence[Site]], Digests], origin: _Origin
 ) -> ModelPack:
     experts = gguf.expert_tensors()
     remote = remote_weights(gguf)
-    backbone = pack / "backbone.gguf"
     shown = str(gguf.paths[0])
-    try:
+    check_replaceable(pack, gguf, origin.key)
+    with staging(pack) as made:
+        backbone = made / _BACKBONE
         _ask(gguf, sum(tensor.n_bytes for name, tensor in gguf.tensors.items() if name not in remote), report)
-        info = write_backbone(
-            gguf, backbone, remote, lambda done, total: report("backbone", done, total), part=origin.part
-        )
-        check_values(GgufFile.open(backbone), remote, shown, lambda done, total: report("values", done, total))
-        report("trace", 0, 1)
-        expert_ne = {name: tensor.ne for name, tensor in experts.items()}
-        if origin.apart:
-            sites = trace_apart(backbone, expert_ne, shown=shown, heartbeat=lambda: report("trace", 0, 1))
-        else:
-            sites = tuple(plan.site for plan in trace_backbone(backbone, expert_ne).sites)
-        report("trace", 1, 1)
-        manifest = build_manifest(gguf, sites, digest(sites), backbone_sha256=info.sha256, source_files=origin.files)
+        try:
+            info = write_backbone(
+                gguf, backbone, remote, lambda done, total: report("backbone", done, total), part=origin.part
+            )
+            check_values(GgufFile.open(backbone), remote, shown, lambda done, total: report("values", done, total))
+            report("trace", 0, 1)
+            expert_ne = {name: tensor.ne for name, tensor in experts.items()}
+            if origin.apart:
+                sites = trace_apart(backbone, expert_ne, shown=shown, heartbeat=lambda: report("trace", 0, 1))
+            else:
+                sites = tuple(plan.site for plan in trace_backbone(backbone, expert_ne).sites)
+            report("trace", 1, 1)
+            manifest = build_manifest(
+                gguf, sites, digest(sites), backbone_sha256=info.sha256, source_files=origin.files
+            )
+        except (Cancelled, DownloadFailed, KeyboardInterrupt):
+            if origin.part is not None and backbone.is_file():  # it was downloaded whole, and will be wanted
+                with contextlib.suppress(OSError):
+                    backbone.replace(origin.part)
+            raise
         origin.check()
-        notes = _Notes(origin.stamps, Stamps.of([backbone]), origin.url)
-        write_atomically(pack / "source.json", msgspec.json.encode(notes))
-        save_manifest(manifest, pack / "manifest.json")
-    except BaseException:
-        _remove(pack)
-        raise
+        check_replaceable(pack, gguf, origin.key, manifest)
+        save_manifest(manifest, made / _MANIFEST)
+        stat = backbone.stat()
+        stamps = Stamps([(str(pack.resolve() / _BACKBONE), stat.st_size, stat.st_mtime_ns)])
+        write_atomically(made / _NOTES, msgspec.json.encode(_Notes(origin.stamps, stamps, origin.url)))
+        replace_together(made, pack, (_MANIFEST, _BACKBONE, _NOTES), gone=(_DIGESTS,))
     return ModelPack.open(pack)
+
+
+def check_replaceable(pack: Path, gguf: GgufFile, key: str, manifest: Manifest | None = None) -> None:
+    """Refuse to make the pack of `gguf` in a folder that holds another model's, or files that are no pack's.
+
+    `key` is where the model comes from: the file's resolved path, or its address. Without the new `manifest` the
+    headers alone are compared. Raises ModelError.
+    """
+    another = "give another folder (--out), or remove that one"
+    there = pack / _MANIFEST
+    notes = _read_notes(pack)
+    if not os.path.lexists(there):
+        if notes is None and os.path.lexists(pack / _BACKBONE):
+            raise ModelError(f"{pack}: holds a {_BACKBONE} that is no model pack's; {another}")
+        return
+    if notes is not None and key in (notes.url, *(name for name, _, _ in notes.source.files[:1])):
+        return
+    try:
+        old = load_manifest(there)
+    except ModelError:
+        if notes is None:
+            raise ModelError(f"{there}: is no model pack's, or damaged, and stays as it is; {another}") from None
+        raise ModelError(f"{pack}: holds a model pack made from another file; {another}") from None
+    try:
+        check_source(old, gguf)
+    except ManifestMismatch:
+        pass
+    else:
+        if manifest is None or old.model_hash == manifest.model_hash:
+            return
+        if old.backbone_sha256 == manifest.backbone_sha256 != "" and not (is_hashed(old) and is_hashed(manifest)):
+            return  # a model on a web server, and the file that was downloaded
+    raise ModelError(f"{pack}: holds the pack of another model ({old.name}); {another}")
+
+
+def _read_notes(pack: Path) -> _Notes | None:
+    """What this program noted of a pack, None where it did not make it here."""
+    try:
+        with (pack / _NOTES).open("rb") as file:
+            return msgspec.json.decode(file.read(1 << 20), type=_Notes)
+    except (OSError, msgspec.MsgspecError, RecursionError, ValueError):
+        return None
 
 
 def _ask(gguf: GgufFile, copied: int, report: Progress) -> None:
@@ -239,14 +306,17 @@ def _onboard_far(url: str, pack: Path, report: Progress, *, hash_all: bool, back
             manifest = build_manifest(gguf, sites, digest(sites), backbone_sha256=sha256, source_files=files)
             save_manifest(manifest, pack / "manifest.json")
             return ModelPack.open(pack)
+        origin = _Origin(Stamps([]), url, files)
+        check_replaceable(pack, gguf, origin.key)
         with _alone(pack):  # two downloads into one file would spoil it
+            sweep(pack)
+            address = hashlib.sha256(url.encode()).hexdigest()[:8]
             version = hashlib.sha256(msgspec.json.encode((url, files))).hexdigest()[:16]
-            part = pack / f".backbone-{version}.part"
-            for other in pack.glob(".backbone-*.part"):  # of another version
+            part = pack / f".backbone-{address}-{version}.part"
+            for other in pack.glob(f".backbone-{address}-*.part"):  # of another version
                 if other != part:
                     other.unlink(missing_ok=True)
-            (pack / "digests.json").unlink(missing_ok=True)
-            return _make(gguf, pack, note, digest, _Origin(Stamps([]), url, files, part))
+            return _make(gguf, pack, note, digest, replace(origin, part=part))
 
 
 @contextlib.contextmanager
@@ -260,14 +330,6 @@ def _alone(pack: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _remove(pack: Path) -> None:
-    """Take back what a failed onboarding wrote; a folder that holds nothing else goes too."""
-    with contextlib.suppress(OSError):
-        for name in ("manifest.json", "source.json", "backbone.gguf", "verdict.json"):
-            (pack / name).unlink(missing_ok=True)
-        pack.rmdir()
 
 
 def _existing_far(pack: Path, url: str, files: tuple[SourceFile, ...]) -> ModelPack | None:

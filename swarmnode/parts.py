@@ -60,7 +60,12 @@ class Report(Protocol):
 
 
 def resolve_pack(model: Path | str, report: Report) -> ModelPack:
-    """The pack that `--model` means: a pack folder, or one made (and kept in the cache) from a GGUF or its address."""
+    """The pack that `--model` means: a pack folder, or one made (and kept in the cache) from a GGUF or its address.
+
+    Any part of a split GGUF means the whole, and so the same pack. Raises UsageError, and what `onboard` raises.
+    """
+    if not str(model).strip():
+        raise UsageError("which model? give a GGUF, its http(s) address, or a model pack")
     url = url_of(model)
     if url is not None:
         key = hashlib.sha256(url.encode()).hexdigest()[:12]
@@ -81,10 +86,11 @@ def resolve_pack(model: Path | str, report: Report) -> ModelPack:
         return ModelPack.open(model)
     if not model.is_file():
         raise ModelError(f"{model}: no such file: give a GGUF or a model pack made by swarmnode onboard")
-    key = hashlib.sha256(str(model.resolve()).encode()).hexdigest()[:12]
+    first = GgufFile.open(model).paths[0]
+    key = hashlib.sha256(str(first.resolve()).encode()).hexdigest()[:12]
     return onboard(
-        model,
-        default_cache_dir() / "packs" / f"{model.stem[:60]}-{key}",
+        first,
+        default_cache_dir() / "packs" / f"{first.stem[:60]}-{key}",
         lambda stage, done, total: report("onboard", stage=stage, done=done, total=total),
     )
 

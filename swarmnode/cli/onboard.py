@@ -16,7 +16,8 @@ def onboard(
         str, typer.Argument(help="A GGUF with routed experts, or its http(s) address; any part of a split one.")
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the pack.", show_default="FILE.pack")
+        str | None,
+        typer.Option("--out", "-o", metavar="PATH", help="Folder of the pack.", show_default="FILE.pack"),
     ] = None,
     hash_all: Annotated[
         bool,
@@ -28,14 +29,20 @@ def onboard(
     import json  # noqa: PLC0415
 
     from swarmnode import onboard as rooms  # noqa: PLC0415
+    from swarmnode.errors import UsageError  # noqa: PLC0415
+    from swarmnode.gate.report import mean_expert_bytes  # noqa: PLC0415
     from swarmnode.interruptible import run_interruptible  # noqa: PLC0415
     from swarmnode.model.http_url import file_name, url_of  # noqa: PLC0415
     from swarmnode.model.manifest import is_hashed  # noqa: PLC0415
     from swarmnode.onboard import ModelPack  # noqa: PLC0415
     from swarmnode.tables import ProgressBar, human_bytes  # noqa: PLC0415
 
+    if not file.strip():
+        raise UsageError("onboard what? give a GGUF with routed experts, or its http(s) address")
+    if out is not None and not out.strip():
+        raise UsageError("--out is empty: give the folder that the pack is to be in, or leave it out")
     url = url_of(file)
-    target = out if out is not None else Path(file if url is None else file_name(url)).with_suffix(".pack")
+    target = Path(out) if out is not None else _beside(Path(file if url is None else file_name(url)))
     with ProgressBar(enabled=not as_json) as bar:
 
         def work(check: Callable[[], None]) -> ModelPack:
@@ -71,6 +78,11 @@ def onboard(
     layers = len(manifest.sites)
     print(f"{manifest.name} ({manifest.architecture})")
     print(f"{layers} MoE layers, {manifest.n_expert} experts, top {manifest.n_used}")
-    print(f"experts {human_bytes(experts)}, one {human_bytes(manifest.expert_bytes(0))}; pack {target}")
+    print(f"experts {human_bytes(experts)}, one {human_bytes(mean_expert_bytes(manifest))}; pack {target}")
     if not is_hashed(manifest):
         print("its experts come straight from that address, not from other nodes: --hash reads them all once")
+
+
+def _beside(file: Path) -> Path:
+    """FILE.pack; of a folder, which is no model anyway, something within it."""
+    return file.with_suffix(".pack") if file.name not in ("", "..") else file / "model.pack"

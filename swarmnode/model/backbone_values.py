@@ -13,15 +13,25 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from swarmnode.compute.ggml_types import BLOCK_TYPES, TYPE_BY_NAME
 from swarmnode.errors import BrokenModel
 from swarmnode.model.gguf_file import EXPERT_TENSOR, GgufFile, GgufTensor
 from swarmnode.model.gguf_values import checked
 
-# Where infinity has a meaning: no sink, an expert that is never selected, a frequency that does not turn.
-_MAY_BE_INFINITE = re.compile(r"attn_sinks|exp_probs_b|rope_(freqs|factors)")
-_F32 = TYPE_BY_NAME["F32"].id
+# Where infinity has a meaning, and which: no sink, an expert that is never selected, a frequency that does not turn (0:
+# either sign); the router's bias of an expert that is switched off, a state that keeps nothing (-1: -inf alone).
+_MAY_BE_INFINITE = (
+    (re.compile(r"attn_sinks|exp_probs_b|rope_(freqs|factors)"), 0),
+    (re.compile(r"\.ffn_gate_inp\.bias$|\.ssm_a(\.weight)?$"), -1),
+)
+# Types whose blocks are one value each, and how they are read as floats.
+_FLOATS: dict[int, Callable[[bytes], npt.NDArray[np.float16 | np.float32]]] = {
+    TYPE_BY_NAME["F32"].id: lambda data: np.frombuffer(data, "<f4"),
+    TYPE_BY_NAME["F16"].id: lambda data: np.frombuffer(data, "<f2"),
+    TYPE_BY_NAME["BF16"].id: lambda data: (np.frombuffer(data, "<u2").astype(np.uint32) << np.uint32(16)).view("<f4"),
+}
 
 
 def check_values(
@@ -29,17 +39,21 @@ def check_values(
 ) -> None:
     """Refuse a model in which a tensor of its backbone file, those named `experts` apart, holds NaN or infinity.
 
-    `shown` names the model. `progress` hears of tensors, several times for a large one; what it raises ends it. Raises
-    BrokenModel naming the tensor, and the expert where it has a row for each; TruncatedFile.
+    Infinity passes where it has a meaning. `shown` names the model. `progress` hears of tensors, several times for a
+    large one; what it raises ends it. Raises BrokenModel naming the tensor, and the expert where it has a row for each;
+    TruncatedFile.
     """
     tensors = [tensor for name, tensor in backbone.tensors.items() if name not in experts]
     with backbone.reader() as reader:
         for done, tensor in enumerate(tensors):
             pieces = reader.chunks(tensor.file, tensor.offset, tensor.n_bytes)
-            if _MAY_BE_INFINITE.search(tensor.name):
-                whole = np.frombuffer(b"".join(bytes(piece) for piece in pieces), np.uint8)
-                if tensor.ggml_type == _F32 and np.isnan(whole.view("<f4")).any():
+            allowed = next((sign for pattern, sign in _MAY_BE_INFINITE if pattern.search(tensor.name)), None)
+            if allowed is not None and tensor.ggml_type in _FLOATS:
+                values = _FLOATS[tensor.ggml_type](b"".join(bytes(piece) for piece in pieces))
+                if np.isnan(values).any():
                     raise BrokenModel(f"{shown}: {_name(tensor)} holds NaN; fetch the file again")
+                if allowed < 0 and np.isposinf(values).any():
+                    raise BrokenModel(f"{shown}: {_name(tensor)} holds +infinity; fetch the file again")
                 continue
             for _ in checked(pieces, tensor.ggml_type, partial(_broken, shown, tensor)):
                 progress(done, len(tensors))

@@ -86,6 +86,8 @@ class GgufFile:
         Raises NotGguf, TruncatedFile, or ModelError naming a part that is missing or cannot be read.
         """
         given = Path(path)
+        if not given.name.isprintable() or set(given.name) & set("\\:"):  # as manifests have them
+            raise ModelError(f"{str(given)!r}: a file name with control characters, \\ or :; rename the file")
         header, size = _read(given)
         paths = [given.with_name(name) for name in part_names(given.name, header, given)]
         count = len(paths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -69,3 +70,37 @@ def test_infinity_where_it_means_something(tmp_path: Path, value: float, passes:
         return
     with pytest.raises(BrokenModel, match=r"^model: blk.1.exp_probs_b.bias holds NaN; fetch the file again$"):
         check_values(opened, remote_weights(opened), "model", nothing)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("tensor", ["blk.1.ffn_gate_inp.bias", "blk.1.ssm_a"])
+@pytest.mark.parametrize(("value", "said"), [(-np.inf, ""), (np.inf, "+infinity"), (np.nan, "NaN")])
+def test_minus_infinity_where_it_alone_means_something(
+    tmp_path: Path, tensor: str, kind: str, value: float, said: str
+) -> None:
+    """A router's bias of an expert that is switched off, and a state that keeps nothing."""
+    [path] = write_random_model(RandomModel(), tmp_path / "r.gguf")
+    edited = Editor.of(path)
+    values = np.array([0, 0, value, -1, 0, 0], np.float32)
+    if kind == "BF16":
+        stored = (values.view(np.uint32) >> 16).astype(np.uint16)
+    else:
+        stored = values.astype(np.float16 if kind == "F16" else np.float32)
+    edited.add(tensor, (6,), stored, kind)
+    opened = GgufFile.open(edited.write(tmp_path / "m.gguf"))
+    if not said:
+        check_values(opened, remote_weights(opened), "model", nothing)
+        return
+    with pytest.raises(BrokenModel, match=rf"^model: {tensor} holds {re.escape(said)}; fetch the file again$"):
+        check_values(opened, remote_weights(opened), "model", nothing)
+
+
+def test_the_routers_matrix_is_finite(tmp_path: Path) -> None:
+    [path] = write_random_model(RandomModel(), tmp_path / "r.gguf")
+    opened = GgufFile.open(path)
+    where = opened.tensors["blk.1.ffn_gate_inp.weight"]
+    with path.open("r+b") as file:
+        file.seek(where.offset)
+        file.write(np.float32(-np.inf).tobytes())
+    with pytest.raises(BrokenModel, match=r"ffn_gate_inp\.weight holds NaN or infinity"):
+        check_values(GgufFile.open(path), remote_weights(opened), "model", nothing)
