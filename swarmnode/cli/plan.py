@@ -37,14 +37,16 @@ def plan(
     """Can these devices run a model? Who would be the backbone, who holds how many experts, how many tokens/s.
 
     Reads the header of a GGUF at most, of an address too; nothing is downloaded. Without --devices it says what a model
-    needs. Exit code 1 where the model does not fit.
+    needs. Exit code 1 where the model does not fit, or this version's llama.cpp cannot run it on any devices.
     """
     import json  # noqa: PLC0415
 
+    from swarmnode.cli.standard_output import check_stdout, flush_stdout  # noqa: PLC0415
     from swarmnode.errors import UsageError  # noqa: PLC0415
     from swarmnode.sizing.devices import GIB, parse_devices  # noqa: PLC0415
     from swarmnode.sizing.plan import make_plan, recommended  # noqa: PLC0415
 
+    check_stdout()
     if not 0 <= rtt <= 60_000:
         raise UsageError(f"--rtt {rtt:g}: give milliseconds, 0 to 60000")
     there = parse_devices(devices, rtt / 1000) if devices else ()
@@ -55,18 +57,22 @@ def plan(
             print(json.dumps(_needs_json(needs, context, counts)))
         else:
             _show_needs(needs, context, counts)
+        flush_stdout()
+        if needs.cannot_run:
+            raise typer.Exit(1)
         return
     found = make_plan(needs, there, context)
     if as_json:
         print(json.dumps(_needs_json(needs, context, counts) | _plan_json(found)))
     else:
         _show_plan(found, counts)
-    if not found.fits:
+    flush_stdout()
+    if not _runs(found):
         raise typer.Exit(1)
 
 
 def _needs(model: str) -> ModelNeeds:
-    """Of a file, a pack, an address, or the table; `assumed` says where llama.cpp does not know the architecture.
+    """Of a file, a pack, an address, or the table; `cannot_run` where llama.cpp does not know the architecture.
 
     Raises ModelError, UsageError.
     """
@@ -79,11 +85,8 @@ def _needs(model: str) -> ModelNeeds:
 
     if needs.architecture in ARCHITECTURES:
         return needs
-    unknown = (
-        f"a llama.cpp that runs experts of the architecture {needs.architecture!r}: the installed one does not, and "
-        "this model cannot run until it does"
-    )
-    return replace(needs, assumed="; ".join(filter(None, (unknown, needs.assumed))))
+    why = f"the installed llama.cpp runs no experts of the architecture {needs.architecture!r}"
+    return replace(needs, cannot_run=f"{why}; it takes a version of swarmnode whose llama.cpp does")
 
 
 def _needs_found(model: str) -> ModelNeeds:
@@ -159,7 +162,7 @@ def _plan_json(found: SwarmPlan) -> dict[str, Any]:
     from swarmnode.sizing.plan import PROMPT  # noqa: PLC0415
 
     return {
-        "fits": found.fits,
+        "fits": _runs(found),
         "answer": _answer(found),
         "missing_bytes": found.missing,
         "missing": found.missing_what if found.missing else None,
@@ -170,7 +173,7 @@ def _plan_json(found: SwarmPlan) -> dict[str, Any]:
         "token_bytes": found.token_bytes,
         "prompt_bytes": found.token_bytes * PROMPT,
         "devices": [_share_json(share) for share in found.shares],
-        "given": _speed_json(found.given) if found.fits else None,
+        "given": _speed_json(found.given) if _runs(found) else None,
         "speeds": [_speed_json(speed) for speed in found.speeds],
         "all_remote": [_speed_json(speed) for speed in found.remote],
     }
@@ -199,9 +202,15 @@ def _speed_json(speed: Speed) -> dict[str, Any]:
 # -- for people
 
 
+def _runs(found: SwarmPlan) -> bool:
+    return found.fits and not found.needs.cannot_run
+
+
 def _answer(found: SwarmPlan) -> str:
     """One sentence."""
     needs = found.needs
+    if needs.cannot_run:
+        return _cannot_run(needs)
     name = f"{needs.name} ({needs.architecture}{f', taken as {needs.quantised}' if needs.quantised else ''})"
     if found.fits:
         count = len(found.shares)
@@ -223,6 +232,10 @@ def _answer(found: SwarmPlan) -> str:
     return f"No: {name} does not fit: {experts}; {hint}."
 
 
+def _cannot_run(needs: ModelNeeds) -> str:
+    return f"No: {needs.name} cannot run, on whatever devices: {needs.cannot_run}."
+
+
 def _show_plan(found: SwarmPlan, counts: dict[int, int]) -> None:
     from swarmnode.sizing.plan import PROMPT  # noqa: PLC0415
     from swarmnode.tables import console_for_data, human_bytes, show  # noqa: PLC0415
@@ -236,6 +249,8 @@ def _show_plan(found: SwarmPlan, counts: dict[int, int]) -> None:
     _say_assumed(found.needs, say)
     say("")
     _say_needs(found.needs, found.context, counts, say)
+    if found.needs.cannot_run:
+        return
     if found.shares:
         say("")
         show(_devices_table(found.shares))
@@ -270,8 +285,13 @@ def _show_needs(needs: ModelNeeds, context: int, counts: dict[int, int]) -> None
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False)
 
+    if needs.cannot_run:
+        say(_cannot_run(needs))
+        say("")
     _say_needs(needs, context, counts, say)
     _say_assumed(needs, say)
+    if needs.cannot_run:
+        return
     say("give --devices 3x32G to see who would hold what, and how fast it is")
 
 

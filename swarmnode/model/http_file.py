@@ -7,7 +7,11 @@ The address that the user named is asked first and may redirect; where that lead
 addresses expire) and never sees the token. Proxies and certificates are those of the environment, as httpx has them.
 
 A server that asks for time (Retry-After) gets it up to MAX_RETRY_AFTER_S. An attempt that takes TELL_S and leads to
-nothing is a warning in the log, which every command has on standard error: nothing is waited for in silence.
+nothing is a warning in the log, which every command has on standard error, and so is a file that comes slowly: nothing
+is waited for in silence. Nor for ever: headers have a deadline, bytes a least pace (`http_pace.py`), and an attempt
+that brings next to nothing counts as one that brought nothing.
+
+`stop` ends whatever a thread of it is waiting for: `http_network.py`.
 
 Callers: `http_model.py` (onboarding), `http_source.py` (experts). What headers mean is `http_url.py`.
 """
@@ -30,9 +34,12 @@ import httpx
 
 import swarmnode
 from swarmnode.errors import Cancelled, DownloadFailed, SourceChanged, TruncatedFile, UsageError
+from swarmnode.model.http_network import Watch, watch_client
+from swarmnode.model.http_pace import SLOW_RATE, TELL_EVERY_S, Pace
 from swarmnode.model.http_url import (
     may_carry_token,
     parse_content_range,
+    parse_unsatisfied_range,
     redirected,
     retry_after,
     same_origin,
@@ -42,12 +49,16 @@ from swarmnode.model.http_url import (
 )
 
 MAX_REDIRECTS = 5
-CONNECT_S, READ_S = 10.0, 20.0
+CONNECT_S, READ_S = 10.0, 20.0  # READ_S twice over after a failure: over TLS bytes come 16 KiB at a time
+HEADERS_S = 45.0  # of one answer, with the way there: lookup, connection, TLS, a proxy, redirects
+PIECE_S = 60.0  # of an answer: one could consist of a chunk's header
 TRIES = 6  # attempts in a row that bring nothing: with the back-off about 15 s
 OPEN_TRIES = 3  # of the first contact, where it is more likely the address than the weather
 BACK_OFF_S, MAX_BACK_OFF_S = 0.5, 8.0
 MAX_RETRY_AFTER_S = 60.0  # that are waited at a server's wish; whoever wants more is not asked again
+FORGIVEN_BYTES = 1024  # an attempt that brings so much is no failure
 TELL_S = 5.0  # attempts that take longer, with the wait after them, are told
+TELL_AGAIN_S = 30.0  # between two lines that say how slow it is
 HEAD_BYTES = 64 * 1024  # what `open` reads: it must ask for something
 
 log = logging.getLogger(__name__)
@@ -65,17 +76,21 @@ class _TryAgain(Exception):  # not an error yet
 def make_client() -> httpx.Client:
     """A client with the environment's proxies and certificates. UsageError where these cannot be used."""
     try:
-        return httpx.Client(
-            timeout=httpx.Timeout(READ_S, connect=CONNECT_S, pool=4 * READ_S),
+        client = httpx.Client(
+            timeout=_timeout(READ_S),
             headers={"User-Agent": f"swarmnode/{swarmnode.__version__}", "Accept-Encoding": "identity"},
             limits=httpx.Limits(max_connections=16, max_keepalive_connections=16),
         )
     except (OSError, ValueError, ImportError, httpx.InvalidURL) as error:
         raise UsageError(f"the environment's proxy or certificates cannot be used: {_one_line(error)}") from None
+    return watch_client(client)
 
 
 class HttpFile:
-    """See the module. `size` and `tag` are known once it is open. Does not close the client."""
+    """See the module. `size` and `tag` are known once it is open. Does not close the client.
+
+    tells_all: whoever reads shows no progress of its own, so all that takes long is told, not only what is slow.
+    """
 
     def __init__(
         self,
@@ -98,10 +113,10 @@ class HttpFile:
         self._client, self._back_off_s = client, back_off_s
         self._token, self._variable = token_for(url, environment) if named else ("", "")
         self._target = ""  # where redirects led last
-        self._stop = threading.Event()
+        self.tells_all = False
+        self._watch = Watch()
         self._lock = threading.Lock()
-        self._active: set[httpx.Response] = set()
-        self._told_until = 0.0  # one line for all requests that wait at the same time
+        self._told_until = self._slow_told_until = 0.0  # one line for all requests that wait at the same time
 
     @property
     def name(self) -> str:
@@ -132,42 +147,76 @@ class HttpFile:
 
     def stop(self) -> None:
         """End all that is under way, from another thread; nothing can be read any more."""
-        self._stop.set()
-        with self._lock:
-            active = list(self._active)
-        for response in active:
-            stream = response.extensions.get("network_stream")
-            raw = stream.get_extra_info("socket") if stream is not None else None
-            with contextlib.suppress(OSError, ValueError):
-                if isinstance(raw, socket.socket):
-                    raw.shutdown(socket.SHUT_RDWR)
+        self._watch.stop()
 
     def _pieces(self, offset: int, length: int, tries: int, abort: threading.Event | None) -> Iterator[bytes]:
         done = failures = 0
+        pace = Pace()
+        pace.resume(time.monotonic())
         while done < length:
-            before, began = done, time.monotonic()
+            before, began, asked_wait = done, time.monotonic(), None
             try:
-                with self._answer(offset + done, offset + length) as (response, end):
+                with self._answer(offset + done, offset + length, READ_S * (2 if failures else 1)) as (response, end):
                     length = min(length, self.size - offset)  # `open` asks for more than a small file has
-                    for piece in response.iter_raw():
-                        if self._stop.is_set() or (abort is not None and abort.is_set()):
-                            raise Cancelled(f"{self.name}: given up")
+                    for piece in self._body(response):
+                        self._go_on(abort)
                         if len(piece) > end - offset - done:
                             raise DownloadFailed(f"{self.name}: the server sends more than it announced")
                         done += len(piece)
                         with self._lock:
                             self.received_bytes += len(piece)
+                        is_slow = self._count(pace, len(piece))
                         yield piece
-                if done == before:
-                    raise _TryAgain("the answer was empty")
+                        pace.resume(time.monotonic())
+                        if is_slow and done < length:
+                            raise _TryAgain("next to nothing came for a minute")
+                        self._tell_slow(pace, length)
+                if done < length and done - before < FORGIVEN_BYTES:
+                    raise _TryAgain(f"an answer of {done - before} bytes" if done > before else "the answer was empty")
+                continue
             except _TryAgain as error:
-                failures = 1 if done > before else failures + (not error.free)
-                self._pause(failures, tries, str(error), error.after_s, abort, began)
+                why, asked_wait, is_free = str(error), error.after_s, error.free
             except httpx.HTTPError as error:
-                failures = 1 if done > before else failures + 1
-                self._pause(failures, tries, self._explain(error), None, abort, began)
+                why, is_free = self._explain(error), False
             except httpx.StreamError as error:
                 raise Cancelled(f"{self.name}: {error}") from None
+            failures = 1 if done - before >= FORGIVEN_BYTES else failures + (not is_free)
+            self._count(pace, 0)
+            self._pause(failures, tries, why, asked_wait, abort, began)
+            if asked_wait is not None:
+                pace.resume(time.monotonic())
+
+    def _body(self, response: httpx.Response) -> Iterator[bytes]:
+        pieces = response.iter_raw()
+        while True:
+            with self._watch.over(PIECE_S):  # not over what is done with a piece
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece
+
+    def _go_on(self, abort: threading.Event | None) -> None:
+        if self._watch.is_stopped or (abort is not None and abort.is_set()):
+            raise Cancelled(f"{self.name}: given up")
+
+    def _count(self, pace: Pace, n_bytes: int) -> bool:
+        """Whether too little came lately. Raises DownloadFailed where that was so too often."""
+        is_slow = pace.count(time.monotonic(), n_bytes)
+        if pace.is_hopeless:
+            came = f"{_size(pace.received)} in {pace.waited_s:.0f} s"
+            raise DownloadFailed(f"{self.name}: comes too slowly to be waited for ({came}); try again later")
+        return is_slow
+
+    def _tell_slow(self, pace: Pace, length: int) -> None:
+        now = time.monotonic()
+        with self._lock:
+            if pace.waited_s < TELL_EVERY_S or now < self._slow_told_until:
+                return
+            if not self.tells_all and pace.rate >= SLOW_RATE:
+                return
+            self._slow_told_until = now + TELL_AGAIN_S
+        of = f"{_size(pace.received)} of {_size(length)}"
+        log.warning("%s: is being read: %s after %.0f s", self.name, of, pace.waited_s)
 
     def _pause(
         self,
@@ -179,8 +228,7 @@ class HttpFile:
         began: float,
     ) -> None:
         """Wait before the next attempt. Raises DownloadFailed where there is none left, or it is too far away."""
-        if self._stop.is_set() or (abort is not None and abort.is_set()):
-            raise Cancelled(f"{self.name}: given up")
+        self._go_on(abort)
         if after_s is not None and after_s > MAX_RETRY_AFTER_S:
             raise DownloadFailed(f"{self.name}: {why} and wants no other request for {_span(after_s)}; try again then")
         if failures >= tries:
@@ -191,7 +239,7 @@ class HttpFile:
         if after_s is not None and self._back_off_s:
             delay = max(delay, after_s)
         self._tell(why, delay, time.monotonic() - began)
-        self._stop.wait(delay)
+        self._watch.wait(delay)
 
     def _tell(self, why: str, delay: float, took: float) -> None:
         """Say what is waited for, unless all of it is short, or it was said of a wait that lasts still."""
@@ -203,12 +251,11 @@ class HttpFile:
         log.warning("%s: %s; asking again in %s", self.name, why, _span(delay))
 
     @contextlib.contextmanager
-    def _answer(self, start: int, end: int) -> Iterator[tuple[httpx.Response, int]]:
+    def _answer(self, start: int, end: int, read_s: float) -> Iterator[tuple[httpx.Response, int]]:
         """An answer with bytes from `start`, and where it ends. Checked, body not read yet."""
         kept = self._target
-        response, target = self._request(kept or self.url, start, end)
-        with self._lock:
-            self._active.add(response)
+        with self._watch.over(HEADERS_S):
+            response, target = self._request(kept or self.url, start, end, read_s)
         try:
             if kept and 400 <= response.status_code < 500 and response.status_code not in (416, *_PASSING):
                 self._target = ""  # it may have expired: ask the named address again
@@ -218,18 +265,16 @@ class HttpFile:
             yield response, stop
         finally:
             response.close()
-            with self._lock:
-                self._active.discard(response)
 
-    def _request(self, url: str, start: int, end: int) -> tuple[httpx.Response, str]:
+    def _request(self, url: str, start: int, end: int, read_s: float) -> tuple[httpx.Response, str]:
         for _ in range(MAX_REDIRECTS + 1):
-            if self._stop.is_set():
-                raise Cancelled(f"{self.name}: given up")
+            self._go_on(None)
             headers = {"Range": f"bytes={start}-{end - 1}"}
             if self._token and same_origin(url, self.url):
                 headers["Authorization"] = f"Bearer {self._token}"
             try:
-                response = self._client.send(self._client.build_request("GET", url, headers=headers), stream=True)
+                request = self._client.build_request("GET", url, headers=headers, timeout=_timeout(read_s))
+                response = self._client.send(request, stream=True)
             except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
                 raise DownloadFailed(f"{shown(url)}: no address that can be asked ({_one_line(error)})") from None
             except RuntimeError as error:  # the client was closed meanwhile
@@ -248,15 +293,21 @@ class HttpFile:
         status = response.status_code
         if status in _PASSING or status >= 500:
             why = f"the server answers {_status(response)}"
-            raise _TryAgain(why, retry_after(response.headers.get("retry-after")))
+            said = response.headers
+            raise _TryAgain(why, retry_after(said.get("retry-after"), said.get("date"), time.time()))
         if status in (401, 403):
             raise DownloadFailed(f"{self.name}: the server answers {_status(response)}: {self._advice()}")
         if status in (404, 410):
             raise DownloadFailed(f"{self.name}: no such file on the server ({_status(response)})")
         if status == 416:
-            if self.size >= 0:
-                raise SourceChanged(
-                    f"{self.name}: is not the same file any more (shorter than {self.size} bytes); onboard it again"
+            has = parse_unsatisfied_range(response.headers.get("content-range"))
+            if self.size >= 0 and has != self.size:
+                now = f"shorter than {self.size} bytes" if has is None else f"{has} bytes now"
+                raise SourceChanged(f"{self.name}: is not the same file any more ({now}); onboard it again")
+            if has:
+                raise DownloadFailed(
+                    f"{self.name}: the server has {has} bytes of it and refuses to send those from {start} on "
+                    f"({_status(response)})"
                 )
             raise TruncatedFile(f"{self.name}: an empty file")
         kind = response.headers.get("content-type", "").lower()
@@ -311,6 +362,10 @@ class HttpFile:
         return f"the connection to {host} failed: {_one_line(error)}"
 
 
+def _timeout(read_s: float) -> httpx.Timeout:
+    return httpx.Timeout(read_s, connect=CONNECT_S, pool=4 * READ_S)
+
+
 def _status(response: httpx.Response) -> str:
     with contextlib.suppress(ValueError):
         return f"{response.status_code} {HTTPStatus(response.status_code).phrase}"
@@ -323,6 +378,10 @@ def _span(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{min(math.ceil(seconds / length), 9999)} {unit}"
     return f"{math.ceil(seconds)} s"
+
+
+def _size(n: float) -> str:
+    return f"{n:.0f} bytes" if n < 10_000 else f"{n / 1e3:.0f} kB" if n < 10e6 else f"{n / 1e6:.0f} MB"
 
 
 def _one_line(error: BaseException) -> str:

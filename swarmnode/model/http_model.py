@@ -108,8 +108,12 @@ class FarModel:
         return file
 
     def _header(self, file: HttpFile) -> Header:
-        self.wait(self._pool.submit(file.open))
-        return parse_header(_Forward(self, self._pool, file), file.size, file.name)
+        file.tells_all = True  # nobody shows how far a header is
+        try:
+            self.wait(self._pool.submit(file.open))
+            return parse_header(_Forward(self, self._pool, file), file.size, file.name)
+        finally:
+            file.tells_all = False
 
 
 class _Forward:

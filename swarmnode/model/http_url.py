@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from pathlib import PurePath
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit, urlunsplit
 
@@ -23,6 +25,7 @@ HF_HOSTS = ("huggingface.co", "hf.co")
 
 _URL = re.compile(r"^(https?):[/\\]{1,2}([^/\\].*)\Z", re.IGNORECASE | re.DOTALL)
 _CONTENT_RANGE = re.compile(r"^bytes[ =]([0-9]{1,16})-([0-9]{1,16})/([0-9]{1,16})\Z", re.ASCII)
+_UNSATISFIED = re.compile(r"^bytes[ =]\*/([0-9]{1,16})\Z", re.ASCII)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -142,6 +145,12 @@ def parse_content_range(value: str | None) -> tuple[int, int, int] | None:
     return (start, last + 1, size) if start <= last < size <= MAX_SIZE else None
 
 
+def parse_unsatisfied_range(value: str | None) -> int | None:
+    """The file's size by the Content-Range of an answer 416; None where it says none."""
+    match = _UNSATISFIED.match((value or "")[:80].strip())
+    return int(match[1]) if match is not None and int(match[1]) <= MAX_SIZE else None
+
+
 def version_tag(headers: Mapping[str, str]) -> str:
     """What the server calls this version of the file: its ETag, else Last-Modified, else "".
 
@@ -151,10 +160,30 @@ def version_tag(headers: Mapping[str, str]) -> str:
     return "".join(c for c in tag if c.isprintable())[:MAX_TAG]
 
 
-def retry_after(value: str | None) -> float | None:
-    """Seconds that a Retry-After header asks for, however many; None where it gives a date or nothing."""
+def retry_after(value: str | None, date: str | None, now: float) -> float | None:
+    """Seconds that a Retry-After header asks for, however many; None where it says nothing that makes sense.
+
+    A date counts from the answer's own `date`, since the clocks may differ, else from `now` (Unix time).
+    """
     text = (value or "").strip()
-    return float(text) if re.fullmatch(r"[0-9]{1,18}", text, re.ASCII) else None
+    if re.fullmatch(r"[0-9]{1,18}", text, re.ASCII):
+        return float(text)
+    until = _http_date(text)
+    if until is None:
+        return None
+    begun = _http_date((date or "").strip())
+    return max(0.0, until - (now if begun is None else begun))
+
+
+def _http_date(text: str) -> float | None:
+    """Unix time of a date as HTTP has it (RFC 9110, 5.6.7)."""
+    if not text.isascii() or len(text) > 40:
+        return None
+    try:
+        found = parsedate_to_datetime(text)
+        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
 
 
 def _split(url: str) -> SplitResult | None:

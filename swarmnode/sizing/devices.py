@@ -22,9 +22,9 @@ MAX_MEMORY: Final = 1 << 50
 MAX_RTT_S: Final = 60.0
 
 _DEVICE = re.compile(
-    r"(?:(?P<count>[0-9]{1,30})\s*[x×*]\s*)?(?P<size>[0-9]{1,30}(?:\.[0-9]{1,3})?)\s*(?P<unit>[kmgt]?)i?b?"
+    r"(?:(?P<count>[0-9]{1,30})\s*[x×*]\s*)?(?P<size>[0-9]{1,30}(?:\.[0-9]{1,3})?)\s*(?P<unit>[kmgt]?)(?P<byte>i?b)?"
     r"(?:\s*@\s*(?P<rtt>[0-9]{1,30}(?:\.[0-9]{1,3})?)\s*(?P<scale>ms|s)?)?",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,  # without it "ſ" is an "s", and the Kelvin sign a "k"
 )
 _SYNTAX = "give a number and a size, such as 3x32G, 64G or 2x16G@80ms"
 
@@ -46,7 +46,8 @@ class Device:
 def parse_devices(texts: Sequence[str], rtt_s: float) -> tuple[Device, ...]:
     """Devices from texts such as "3x32G", "64G@20ms"; `rtt_s` where a text names no round trip.
 
-    G is 2^30, as in `up --memory`. Raises UsageError for what cannot be meant.
+    G is 2^30 bytes, as in `up --memory`, and so are GB, GiB, g, gb and gib; Gb would be bits. Raises UsageError for
+    what cannot be meant.
     """
     found: list[Device] = []
     for text in texts:
@@ -63,6 +64,8 @@ def _devices(text: str, rtt_s: float, before: int) -> list[Device]:
     match = _DEVICE.fullmatch(text)
     if match is None:
         raise UsageError(f"--devices {text[:40]!r}: {_SYNTAX}")
+    if match["byte"] and match["byte"][-1] == "b" and match["unit"].isupper():
+        raise UsageError(f"--devices {text[:40]!r}: {match['unit']}b are bits; memory is in bytes: {_SYNTAX}")
     count = int(match["count"] or 1)
     memory = int(float(match["size"]) * 1024 ** " kmgt".index((match["unit"] or " ").lower()))
     if match["rtt"] is not None:

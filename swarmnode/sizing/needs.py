@@ -69,7 +69,8 @@ class ModelNeeds:
     to an expert and back. expert_bytes: mean over all experts of all sites. dense_bytes: what the backbone loads.
     kv_bytes_per_token: F16, per token of context and sequence; state_bytes: of recurrent layers, per sequence, F32.
     vocabulary: tokens. n_params 0 where not known. quantised: the kind of file that is taken for granted, "" where
-    there is a file. assumed: what is not from a file or a publication.
+    there is a file. assumed: what is not from a file or a publication. cannot_run: why no devices
+    can run it, "" where some could.
     """
 
     name: str
@@ -91,6 +92,7 @@ class ModelNeeds:
     vocabulary: int = 0
     quantised: str = ""
     assumed: str = ""
+    cannot_run: str = ""
 
     @property
     def experts_in_all(self) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +15,14 @@ import pytest
 
 from swarmnode.cli import main
 from swarmnode.gate.verdict_file import bound_of, save_verdict
+from swarmnode.model import http_file
 from swarmnode.model.gguf_encode import TensorInfo, encode_header, encode_pair
 from swarmnode.model.gguf_metadata import ValueType
 from swarmnode.model.random_model import RandomModel, write_random_model
 from swarmnode.onboard import onboard
 from tests.swarmnode.gate.samples import site as site_figures
 from tests.swarmnode.gate.samples import verdict
-from tests.swarmnode.model.http_server import Handler, Site, serve
+from tests.swarmnode.model.http_server import Handler, Site, serve, silent
 
 
 @pytest.fixture
@@ -175,11 +178,18 @@ def test_an_architecture_that_llama_cpp_does_not_know(
     assert "assumed" not in capsys.readouterr().out
     path.write_bytes(path.read_bytes().replace(b"qwen2moe", b"qwen9moe"))
     for model in (str(path), site.add(path)):
-        assert main(["plan", model, "-d", "8G"]) == 0
-        line = capsys.readouterr().out.splitlines()[1]
-        assert line.startswith("assumed: a llama.cpp that runs experts of the architecture 'qwen9moe'")
-    assert main(["plan", str(path), "--json"]) == 0
-    assert "'qwen9moe'" in json.loads(capsys.readouterr().out)["needs"]["assumed"]
+        for options in ([], ["-d", "8G"]):
+            assert main(["plan", model, *options]) == 1
+            out = capsys.readouterr().out
+            assert re.match(r"No: .* cannot run, .*: the installed llama.cpp runs no experts of .* 'qwen9moe'", out)
+            assert "Yes" not in out
+            assert "tokens/s" not in out
+            assert main(["plan", model, *options, "--json"]) == 1
+            found = json.loads(capsys.readouterr().out)
+            assert "'qwen9moe'" in found["needs"]["cannot_run"]
+            if options:
+                assert (found["fits"], found["given"]) == (False, None)
+                assert found["answer"].startswith("No: ")
 
 
 def test_a_server_that_wants_a_long_wait(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,6 +202,39 @@ def test_a_server_that_wants_a_long_wait(site: Site, capsys: pytest.CaptureFixtu
     error = capsys.readouterr().err
     assert "429 Too Many Requests and wants no other request for 28 hours" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signal there")
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 206 Partial Content\r\n"])
+def test_ctrl_c_while_a_server_says_nothing(said: bytes) -> None:
+    with silent(said, b"X: y\r\n") as server:
+        command = [sys.executable, "-m", "swarmnode", "plan", f"http://{server.address}/m.gguf"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert server.heard.wait(60)
+            began = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=60)
+        assert time.monotonic() - began < http_file.READ_S / 2
+        assert process.returncode == 130
+        assert not out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="descriptors are inherited otherwise there")
+@pytest.mark.parametrize("command", ["plan mixtral", "plan mixtral --json", "gate --arch grok --json"])
+def test_a_closed_standard_output_is_an_error(command: str) -> None:
+    script = f'exec "{sys.executable}" -m swarmnode {command} >&-'
+    done = subprocess.run(["/bin/sh", "-c", script], stderr=subprocess.PIPE, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(r"swarmnode: standard output is closed.*\n", done.stderr)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device here")
+def test_what_could_not_be_written_is_an_error() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "swarmnode", "plan", "mixtral", "--json"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
+    assert done.returncode not in (0, 2)
+    assert "No space left on device" in done.stderr
 
 
 def test_what_is_waited_for_is_said_on_standard_error(tmp_path: Path, site: Site) -> None:

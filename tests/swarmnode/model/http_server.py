@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -116,3 +117,43 @@ def serve(tls: ssl.SSLContext | None = None) -> Iterator[Site]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@dataclass
+class Silent:
+    """A server that never finishes an answer's headers."""
+
+    address: str
+    heard: threading.Event = field(default_factory=threading.Event)  # a request has come
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+@contextlib.contextmanager
+def silent(said: bytes = b"", again: bytes = b"", every_s: float = 0.02) -> Iterator[Silent]:
+    """It answers each connection with `said`, then with `again` and again, where there is something to say at all."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        found = Silent(f"127.0.0.1:{listener.getsockname()[1]}")
+        listener.settimeout(0.05)
+
+        def one(connection: socket.socket) -> None:
+            with connection, contextlib.suppress(OSError):
+                connection.recv(65536)
+                found.heard.set()
+                connection.sendall(said)
+                while not found.over.wait(every_s):
+                    connection.sendall(again if said else b"")
+
+        def accept() -> None:
+            while not found.over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    threads.append(threading.Thread(target=one, args=(listener.accept()[0],), daemon=True))
+                    threads[-1].start()
+
+        threads = [threading.Thread(target=accept, daemon=True)]
+        threads[0].start()
+        try:
+            yield found
+        finally:
+            found.over.set()
+            for thread in list(threads):
+                thread.join(10)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import logging
 import random
+import re
 import shutil
 import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
+from email.utils import formatdate
 from pathlib import Path
 
 import httpx
@@ -21,10 +25,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from swarmnode.errors import Cancelled, DownloadFailed, ModelError, SourceChanged, TruncatedFile, UsageError
-from swarmnode.model import http_file
+from swarmnode.model import http_file, http_pace
 from swarmnode.model.http_file import HEAD_BYTES, OPEN_TRIES, TRIES, HttpFile, make_client
 
-from .http_server import Habit, Handler, Site, serve
+from .http_server import Habit, Handler, Site, serve, silent
 
 DATA = random.Random(1).randbytes(300_000)
 
@@ -165,6 +169,8 @@ def test_a_wait_is_told_once(
         (failing(206, 9, Content_Range="bytes 0-0/9", Content_Encoding="gzip"), "in no usable way"),
         (failing(206, 9, Content_Range="bytes 1-1/9"), "sends bytes 1-1 where 0 on were asked"),
         (failing(416, 9), "an empty file"),
+        (failing(416, 9, Content_Range="bytes */0"), "an empty file"),
+        (failing(416, 9, Content_Range="bytes */77"), r"has 77 bytes of it and refuses to send those from 0 on \(416"),
         (failing(418, 9), "418 I'm a Teapot to a range in no usable way"),
         (failing(777, 9), "answers 777"),
         (failing(302, 9), "redirects to where it may not"),
@@ -230,8 +236,237 @@ def test_another_file_in_its_place(make: Make, site: Site) -> None:
     with pytest.raises(SourceChanged, match="not the same file any more"):
         file.read(100_000, 10)
     site.files["/m.gguf"] = DATA[:1000]
-    with pytest.raises(SourceChanged, match="not the same file any more"):
+    with pytest.raises(SourceChanged, match=r"not the same file any more \(1000 bytes now\)"):
         file.read(100_000, 10)
+
+
+def test_a_refused_range_of_the_same_file(make: Make, site: Site) -> None:
+    file = make().open()
+    site.habit = failing(416, 9, Content_Range=f"bytes */{len(DATA)}")
+    with pytest.raises(DownloadFailed, match="has 300000 bytes of it and refuses to send those from 100000 on"):
+        file.read(100_000, 10)
+
+
+def test_a_date_to_come_back_at_is_waited_for(make: Make, site: Site) -> None:
+    at = formatdate(2e9, usegmt=True)
+    site.habit = failing(429, 1, Retry_After=at, Date=formatdate(2e9 - 200, usegmt=True))
+    with pytest.raises(DownloadFailed, match=r"wants no other request for \d+ (days|minutes)"):
+        make().open()
+
+
+def trickle(n_bytes: int, every_s: float, over: threading.Event) -> Habit:
+    """Answers with so many bytes at a time, for as long as anybody listens."""
+
+    def habit(handler: Handler) -> bool:
+        start, _, last = handler.headers["Range"].removeprefix("bytes=").partition("-")
+        end = min(int(last) + 1, len(DATA))
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(DATA)}")
+        handler.send_header("Content-Length", str(end - int(start)))
+        handler.send_header("ETag", f'"{hash(DATA):x}"')
+        handler.end_headers()
+        handler.close_connection = True
+        at = int(start)
+        with contextlib.suppress(OSError):
+            while at < end and not over.wait(every_s):
+                handler.wfile.write(DATA[at : min(at + n_bytes, end)])
+                at += n_bytes
+        return True
+
+    return habit
+
+
+@pytest.fixture
+def over() -> Iterator[threading.Event]:
+    """Set when the test is."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds instead of minutes."""
+    monkeypatch.setattr(http_pace, "WINDOW_S", 0.5)
+    monkeypatch.setattr(http_pace, "LEAST_BYTES", 1024)
+    monkeypatch.setattr(http_file, "TELL_EVERY_S", 0.2)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_what_comes_too_slowly_is_told_and_given_up(
+    make: Make, site: Site, over: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = make().open()
+    site.habit = trickle(20, 0.05, over)
+    with (
+        caplog.at_level(logging.WARNING, logger=http_file.__name__),
+        pytest.raises(DownloadFailed, match=r"m.gguf: comes too slowly to be waited for \(\d+ bytes in \d+ s\); try"),
+    ):
+        file.read(100_000, 100_000)
+    assert re.search(r"m.gguf: is being read: \d+ bytes of 100 kB after \d+ s", caplog.messages[0])
+    assert len([message for message in caplog.messages if "is being read" in message]) == 1  # not again at once
+    assert len({asked[1] for asked in site.asked}) == 4  # each window ended in a request for the rest
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_slow_link_is_waited_for(make: Make, site: Site, over: threading.Event) -> None:
+    file = make().open()
+    site.habit = trickle(2000, 0.05, over)
+    assert file.read(100_000, 60_000) == DATA[100_000:160_000]
+    assert len(site.asked) == 2
+
+
+@pytest.mark.usefixtures("hasty")
+def test_what_takes_long_is_told_where_nobody_else_shows_it(
+    make: Make, site: Site, over: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = make().open()
+    site.habit = trickle(10_000, 0.05, over)
+    with caplog.at_level(logging.WARNING, logger=http_file.__name__):
+        file.read(100_000, 150_000)
+        assert not caplog.messages
+        file.tells_all = True
+        file.read(100_000, 150_000)
+    assert re.search(r"m.gguf: is being read: \d+ kB of 150 kB after \d+ s", caplog.messages[0])
+
+
+@pytest.mark.parametrize("n_bytes", [1, 100])
+def test_next_to_nothing_per_answer_is_not_gone_on_with(make: Make, site: Site, n_bytes: int) -> None:
+    file = make().open()
+
+    def habit(handler: Handler) -> bool:
+        start = int(handler.headers["Range"].removeprefix("bytes=").partition("-")[0])
+        said = f"bytes {start}-{start + n_bytes - 1}/{len(DATA)}"
+        handler.answer(206, DATA[start : start + n_bytes], Content_Range=said, ETag=file.tag)
+        return True
+
+    site.habit = habit
+    site.asked.clear()
+    with pytest.raises(DownloadFailed, match=rf"m.gguf: an answer of {n_bytes} bytes \(6 attempts\)"):
+        file.read(100_000, 100_000)
+    assert len(site.asked) == TRIES
+
+
+def test_a_server_that_stalls_after_a_few_bytes(
+    make: Make, site: Site, over: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_file, "READ_S", 0.2)
+
+    def stall(handler: Handler) -> bool:
+        start = int(handler.headers["Range"].removeprefix("bytes=").partition("-")[0])
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes {start}-199999/{len(DATA)}")
+        handler.send_header("ETag", file.tag)
+        handler.send_header("Content-Length", str(200_000 - start))
+        handler.end_headers()
+        handler.wfile.write(DATA[start : start + 100])
+        handler.close_connection = True
+        over.wait(30)
+        return True
+
+    file = make().open()
+    site.habit = stall
+    with pytest.raises(DownloadFailed, match=r"does not answer in time \(6 attempts\)"):
+        file.read(100_000, 100_000)
+
+
+def test_a_chunk_whose_header_never_ends(
+    make: Make, site: Site, over: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_file, "PIECE_S", 0.2)
+
+    def habit(handler: Handler) -> bool:
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes 0-65535/{len(DATA)}")
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        handler.wfile.write(b"100;")
+        handler.close_connection = True
+        with contextlib.suppress(OSError):
+            while not over.wait(0.02):
+                handler.wfile.write(b"x")
+        return True
+
+    site.habit = habit
+    with pytest.raises(DownloadFailed, match=r"does not answer in time \(3 attempts\)"):
+        make().open()
+
+
+def test_headers_have_a_deadline(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_file, "HEADERS_S", 0.3)
+    with silent(b"HTTP/1.1 206 Partial Content\r\n", b"X: y\r\n") as server:
+        file = HttpFile(f"http://{server.address}/m.gguf", client, back_off_s=0.001, environment={})
+        with pytest.raises(DownloadFailed, match=r"127.0.0.1 does not answer in time \(3 attempts\)"):
+            file.open()
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 206 Partial Content\r\n"])
+def test_stop_ends_what_waits_for_headers(client: httpx.Client, scheme: str, said: bytes) -> None:
+    with silent(said if scheme == "http" else b"", b"X: y\r\n") as server:  # https: in the handshake
+        file = HttpFile(f"{scheme}://{server.address}/m.gguf", client, environment={})
+        assert ended_by_stop(file, server.heard) < http_file.CONNECT_S / 2
+
+
+def test_stop_ends_what_waits_on_a_connection_that_was_used_before(
+    make: Make, site: Site, over: threading.Event
+) -> None:
+    hanging = threading.Event()
+
+    def habit(handler: Handler) -> bool:
+        hanging.set()
+        over.wait(60)
+        return False
+
+    file = make().open()
+    site.habit = habit
+    assert ended_by_stop(file, hanging, 100_000) < http_file.READ_S / 2
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_stop_ends_what_waits_for_a_proxy(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    with silent() as server:
+        monkeypatch.setenv(f"{scheme}_proxy", f"http://{server.address}")
+        with make_client() as client:
+            file = HttpFile(f"{scheme}://nowhere.invalid/m.gguf", client, environment={})
+            assert ended_by_stop(file, server.heard) < http_file.CONNECT_S / 2
+
+
+def test_stop_ends_a_connection_that_is_not_made(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    connecting, over = threading.Event(), threading.Event()
+
+    def connect(*_: object, **__: object) -> socket.socket:
+        connecting.set()
+        over.wait(60)
+        raise OSError("too late")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    try:
+        file = HttpFile("http://127.0.0.1:9/m.gguf", client, environment={})
+        assert ended_by_stop(file, connecting) < http_file.CONNECT_S / 2
+    finally:
+        over.set()
+
+
+def ended_by_stop(file: HttpFile, hanging: threading.Event, offset: int = 0) -> float:
+    """Seconds from `stop` until a read that hangs has ended, in Cancelled."""
+    caught: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            file.read(offset, 10)
+        except (Cancelled, ModelError) as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    assert hanging.wait(30)
+    began = time.monotonic()
+    file.stop()
+    thread.join(60)
+    took = time.monotonic() - began
+    assert [type(error) for error in caught] == [Cancelled]
+    return took
 
 
 def test_a_token_stays_with_the_host_that_was_named(site: Site, client: httpx.Client) -> None:
@@ -261,35 +496,6 @@ def test_a_redirect_is_kept_until_it_expires(make: Make, site: Site) -> None:
     site.redirects["/moved"] = "/signed-2"
     assert file.read(80_000, 9) == DATA[80_000:80_009]
     assert [asked[0] for asked in site.asked[3:]] == ["/signed-1", "/moved", "/signed-2"]
-
-
-def test_stop_ends_a_read_that_hangs(make: Make, site: Site) -> None:
-    hanging, over = threading.Event(), threading.Event()
-
-    def habit(handler: Handler) -> bool:
-        hanging.set()
-        over.wait(30)
-        return False
-
-    file = make().open()
-    site.habit = habit
-    caught: list[BaseException] = []
-
-    def read() -> None:
-        try:
-            file.read(100_000, 10)
-        except ModelError as error:
-            caught.append(error)
-        except Cancelled as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    assert hanging.wait(30)
-    over.set()
-    file.stop()
-    thread.join(30)
-    assert not thread.is_alive()
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, ssl.SSLContext]:

@@ -14,6 +14,7 @@ from swarmnode.model.http_url import (
     file_name,
     is_public_url,
     parse_content_range,
+    parse_unsatisfied_range,
     public,
     redirected,
     retry_after,
@@ -165,14 +166,52 @@ def test_tags_and_delays_are_bounded(tag: str, delay: str) -> None:
     found = version_tag({"etag": tag})
     assert len(found) <= MAX_TAG
     assert found.isprintable()
-    seconds = retry_after(delay)
+    seconds = retry_after(delay, tag, 1e9)
     assert seconds is None or 0 <= seconds < 1e18
+
+
+DATE = "Sun, 09 Sep 2001 01:46:40 GMT"  # Unix time 1,000,000,000
+
+
+@pytest.mark.parametrize(
+    ("value", "date", "now", "seconds"),
+    [
+        ("3", None, 0, 3.0),
+        ("100000", DATE, 0, 100_000.0),
+        (DATE, None, 1e9 - 30, 30.0),
+        (DATE, None, 1e9 + 30, 0.0),
+        (DATE, "Sun, 09 Sep 2001 01:46:20 GMT", 5.0, 20.0),  # by the server's clock
+        (DATE, "yesterday", 1e9 - 7, 7.0),
+        ("Sunday, 09-Sep-01 01:46:40 GMT", None, 1e9 - 7, 7.0),
+        ("Sun Sep  9 01:46:40 2001", None, 1e9 - 7, 7.0),
+        ("Sun, 09 Sep 99999 01:46:40 GMT", None, 0, None),
+        ("Sun, 99 Sep 2001 01:46:40 GMT", None, 0, None),
+        ("soon", None, 0, None),
+        ("", None, 0, None),
+        (None, None, 0, None),
+    ],
+)
+def test_how_long_a_server_wants_to_be_left_alone(
+    value: str | None, date: str | None, now: float, seconds: float | None
+) -> None:
+    assert retry_after(value, date, now) == seconds
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [("bytes */0", 0), ("bytes */123", 123), ("bytes 0-1/2", None), ("bytes */*", None), ("bytes */" + "9" * 16, None)],
+)
+def test_what_a_refused_range_says_of_the_size(value: str, size: int | None) -> None:
+    assert parse_unsatisfied_range(value) == size
+
+
+@given(st.none() | st.text())
+def test_any_refused_range_is_a_size_or_none(value: str | None) -> None:
+    size = parse_unsatisfied_range(value)
+    assert size is None or size >= 0
 
 
 def test_versions() -> None:
     assert version_tag({"etag": 'W/"a"', "last-modified": "x"}) == '"a"'
     assert version_tag({"last-modified": "Sun, 09 Sep 2001 01:46:40 GMT"}) == "Sun, 09 Sep 2001 01:46:40 GMT"
     assert version_tag({}) == ""
-    assert retry_after("3") == 3.0
-    assert retry_after("100000") == 100_000.0
-    assert retry_after("Sun, 09 Sep 2001 01:46:40 GMT") is None

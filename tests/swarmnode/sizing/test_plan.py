@@ -28,6 +28,7 @@ from tests.swarmnode.sizing.headers import FakeHeader, needs
         (["64G@80ms"], [(64 << 30, 0.08)]),
         (["2×16GiB @ 5", "1 x 1.5t@0.1s"], [(16 << 30, 0.005)] * 2 + [(3 << 39, 0.1)]),
         (["8g,2*512M@0ms"], [(8 << 30, 0.02), (1 << 29, 0.0), (1 << 29, 0.0)]),
+        (["64GB", "64gb,64GiB"], [(64 << 30, 0.02)] * 3),
     ],
 )
 def test_devices(texts: list[str], expected: list[tuple[int, float]]) -> None:
@@ -52,6 +53,10 @@ def test_devices(texts: list[str], expected: list[tuple[int, float]]) -> None:
         "1e9G",
         "5000T",
         "8G@99s",
+        "4x64G@5ſ",  # its capital letter is S
+        "64\u212a",  # the Kelvin sign, whose small letter is k
+        "64Gb",
+        "64Gib",
         "9" * 5000 + "x1G",
     ],
 )
@@ -69,6 +74,7 @@ def test_devices_that_cannot_be_meant(text: str) -> None:
         (f"3x{'9' * 30}G", "that much memory"),
         (f"8G@{'9' * 30}ms", "no connection"),
         ("3 of 32G", "give a number and a size"),
+        ("3x64Gb", "Gb are bits; memory is in bytes: give a number and a size"),
     ],
 )
 def test_what_is_too_much_is_said_to_be(text: str, said: str) -> None:
