@@ -112,7 +112,7 @@ async def test_closing_the_connection_cancels_the_work(tmp_path: Path, node: Nod
     events = request(tmp_path, "forever")
     assert (await anext(events))["event"] == "tick"
     await node.started.wait()
-    await events.aclose()  # type: ignore[attr-defined]  # an async generator behind the protocol
+    await events.aclose()
     await asyncio.wait_for(node.cancelled.wait(), 5)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,8 @@ async def run(*command: str) -> str:
 
 
 async def new_ticket(founder: NodeProcess, **terms: object) -> Json:
-    return await request_one(founder.state, "ticket", **{"expires_s": 600, "uses": 0, "role": "worker", **terms})
+    wanted: dict[str, Any] = {"expires_s": 600, "uses": 0, "role": "worker", **terms}  # Any: as it goes into JSON
+    return await request_one(founder.state, "ticket", **wanted)
 
 
 def is_one_line(outcome: tuple[int, list[str], str], *words: str) -> None:
