@@ -23,6 +23,7 @@ from swarmnode.dashboard.ui import Overlay, Page, Ui
 
 MIN_WIDTH, MIN_HEIGHT = 30, 8
 WIDE = 120  # columns from which two panels lie side by side
+LEAST_OF_BOTH = 5  # lines in which experts and events have room one above the other
 _FOOT = "q quit  ? help  s sort  / filter  Enter open  Tab page  p pause  t ticket"
 
 
@@ -67,7 +68,7 @@ def _below(model: Model, width: int, room: int, look: Look) -> list[Line]:
     """Experts and events, in `room` lines."""
     heat = has_heat(model)
     n_layers = len(model.status.selected) if model.status is not None else 0
-    if not heat:
+    if not heat or (width < WIDE and room < LEAST_OF_BOTH):
         return [_rule("events", width, look), *_filled(event_log(model, width, room - 1), width, room - 1)]
     if width >= WIDE:
         half = width // 2
@@ -75,8 +76,8 @@ def _below(model: Model, width: int, room: int, look: Look) -> list[Line]:
         right = [_rule("events", width - half, look), *event_log(model, width - half, room - 1)]
         pairs = zip(_filled(left, half - 1, room), _filled(right, width - half, room), strict=True)
         return [(*one, Segment(" ", looks.PLAIN), *other) for one, other in pairs]
-    heats = max(2, min(n_layers + 1, room // 2))
-    logged = max(2, room - heats - 1)
+    heats = max(2, min(n_layers + 1, room // 2 - 1))
+    logged = room - heats - 2  # two of them are rules
     return [
         _rule("experts", width, look),
         *heat_lines(model, width, heats, look),

@@ -70,6 +70,17 @@ def test_eighty_by_twenty_four() -> None:
     assert lines[-1].startswith(" q quit  ? help  s sort  / filter  Enter open  Tab page  p pause  t ticket")
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_newest_event_is_on_every_screen_that_has_events(width: int) -> None:
+    model = Model()
+    status = msgspec.structs.replace(fake_status(30, 3), events=[EventStatus(9999, 1.0, "up", "the newest one")])
+    model.take(status, 1.0)
+    for height in range(14, 60):
+        screen = "\n".join(texts(compose(model, Ui(), width, height)))
+        assert "── events" in screen or height < 20, height
+        assert ("the newest one" in screen) is ("── events" in screen), height
+
+
 def test_what_a_wide_screen_shows_besides() -> None:
     narrow, wide, widest = ([c.title for c, _ in columns_for(width)] for width, _ in SIZES)
     assert set(narrow) < set(wide) == set(widest) == {column.title for column in COLUMNS}
