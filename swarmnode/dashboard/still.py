@@ -16,7 +16,7 @@ from rich.segment import Segment
 from swarmnode.dashboard.cells import Line, text_of
 from swarmnode.dashboard.layout import MIN_HEIGHT, MIN_WIDTH
 from swarmnode.errors import UsageError
-from swarmnode.model.atomic_file import atomic_writer
+from swarmnode.output_file import write_output
 
 DEFAULT = (120, 40)
 _LARGEST = 500
@@ -50,17 +50,12 @@ def as_text(lines: Sequence[Line]) -> str:
 
 def write_svg(path: Path, lines: Sequence[Line], width: int) -> None:
     """A picture for a README. Raises ModelError where it cannot be written."""
-    _write(path, _recorded(lines, width).export_svg(title="swarmnode"))
+    write_output(path, _recorded(lines, width).export_svg(title="swarmnode").encode())
 
 
 def write_html(path: Path, lines: Sequence[Line], width: int) -> None:
     """A page of its own. Raises ModelError where it cannot be written."""
-    _write(path, _recorded(lines, width).export_html(inline_styles=True))
-
-
-def _write(path: Path, text: str) -> None:
-    with atomic_writer(path) as file:
-        file.write(text.encode())
+    write_output(path, _recorded(lines, width).export_html(inline_styles=True).encode())
 
 
 def _recorded(lines: Sequence[Line], width: int) -> Console:
