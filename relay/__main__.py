@@ -1,9 +1,9 @@
 """`swarmnode-relay` and `python -m relay`: flags → RelayConfig, signals → the server. Composes nothing else.
 
 One line on stderr when it is ready: `relay ready on HOST:PORT (reflector UDP PORT, PORT)`; with --log-format json the
-event "ready", and every line there is one JSON object (transport/log_format.py). SIGTERM and SIGINT end it in
-order, a second one at once; SIGHUP reads the access list again. Exit code 0: ended in order; 1: cannot run, with
-one line that says why; 2: the flags cannot be meant.
+event "ready", and every line there is one JSON object (transport/log_format.py). A standard error stream that stands
+still or fails holds nothing up. SIGTERM and SIGINT end it in order, a second one at once; SIGHUP reads the access list
+again. Exit code 0: ended in order; 1: cannot run, with one line that says why; 2: the flags cannot be meant.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -31,6 +32,8 @@ from relay.config import (
 from relay.memory import run_with_system_malloc
 from transport import log_format
 from transport.errors import Address, ConfigError, TransportError
+from transport.line_writer import LineWriter
+from transport.standard_streams import fill_standard_streams
 
 logger = logging.getLogger("relay")
 
@@ -39,11 +42,20 @@ Parsed = TypeVar("Parsed")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a relay until it is told to end; the exit code."""
-    options = _parser().parse_args(arguments)
     if arguments is None:  # a process of our own
+        fill_standard_streams()
+    options = _parser().parse_args(arguments)
+    if arguments is None:
         run_with_system_malloc()
-    log_format.set_up(options.log_format, options.log_level)
-    tell = _tell_json if options.log_format == "json" else _tell_text
+    output = log_format.set_up(options.log_format, options.log_level)
+    tell = partial(_tell_json if options.log_format == "json" else _tell_text, output.writer)
+    try:
+        return _run(options, tell)
+    finally:
+        output.flush()
+
+
+def _run(options: argparse.Namespace, tell: Callable[..., None]) -> int:
     try:
         config = _config(options)
     except ConfigError as error:
@@ -60,13 +72,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _tell_text(level: str, event: str, text: str, **fields: object) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _tell_text(writer: LineWriter, level: str, event: str, text: str, **fields: object) -> None:
+    writer.write(text + "\n")
 
 
-def _tell_json(level: str, event: str, text: str, **fields: object) -> None:
+def _tell_json(writer: LineWriter, level: str, event: str, text: str, **fields: object) -> None:
     """What whoever started the relay must hear, whatever the level of its log."""
-    print(log_format.json_line(level, "relay", event, fields), file=sys.stderr, flush=True)
+    writer.write(log_format.json_line(level, "relay", event, fields) + "\n")
 
 
 async def _serve(config: RelayConfig, tell: Callable[..., None]) -> None:

@@ -2,6 +2,9 @@
 
 In a terminal: plain lines while it starts, then the live view (`dashboard/`), then plain lines again. Elsewhere, with
 --headless or --json: its events, one line each.
+
+Nothing that is said holds the node up or ends it, whatever becomes of the output (transport/line_writer.py). Where
+lines could not be written one says how many; with --json it is {"event": "lines-missing", "lines": N}.
 """
 
 from __future__ import annotations
@@ -16,13 +19,15 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from swarmnode.config import NodeConfig
 from swarmnode.dashboard.mode import Mode
 from swarmnode.event_lines import STAGES, event_line, stage_name
-from swarmnode.event_log import EventLog
+from swarmnode.event_log import MAX_TEXT, EventLog
 from swarmnode.node import Node
+from transport.line_writer import LineWriter
+from transport.log_format import LogOutput, hide_secrets
 
 if TYPE_CHECKING:
     from swarmnode.dashboard.live import LiveView
@@ -34,8 +39,14 @@ LOOK_SHARE = 0.01  # of the loop's time that snapshots may take
 log = logging.getLogger(__name__)
 
 
-def run_node(config: NodeConfig, *, as_json: bool, headless: bool, stop_on_eof: bool = False) -> None:
-    """Start a node and wait. Raises what `Node.start` raises. `stop_on_eof`: closing standard input ends it too."""
+def run_node(
+    config: NodeConfig, *, as_json: bool, headless: bool, stop_on_eof: bool = False, logs: LogOutput | None = None
+) -> None:
+    """Start a node and wait. Raises what `Node.start` raises.
+
+    `stop_on_eof`: closing standard input ends it too. `logs`, of this process: while the live view has the terminal
+    that they go to, the view shows them.
+    """
     with contextlib.suppress(OSError, ValueError):  # standard error is no file
         faulthandler.enable()  # a mapped file that is cut under us kills the process: say so at least
     terminal = None
@@ -45,15 +56,26 @@ def run_node(config: NodeConfig, *, as_json: bool, headless: bool, stop_on_eof: 
         terminal = open_terminal()
     if terminal is None:
         printer = EventPrinter(as_json=as_json, progress=sys.stdout.isatty() and not headless and not as_json)
-        asyncio.run(_run(config, printer, stop_on_eof))
+        try:
+            asyncio.run(_run(config, printer, stop_on_eof))
+        finally:
+            printer.close()
         return
     try:
-        asyncio.run(_run_in_terminal(config, terminal))
+        asyncio.run(_run_in_terminal(config, terminal, logs if _errors_go_to_the_terminal() else None))
     finally:
         terminal.close()
 
 
-async def _run_in_terminal(config: NodeConfig, terminal: Terminal) -> None:
+def _errors_go_to_the_terminal() -> bool:
+    """Is standard error the terminal that standard output is?"""
+    try:
+        return os.isatty(2) and os.fstat(1).st_rdev == os.fstat(2).st_rdev
+    except OSError:
+        return False
+
+
+async def _run_in_terminal(config: NodeConfig, terminal: Terminal, logs: LogOutput | None) -> None:
     from swarmnode.dashboard.job_control import job_control  # noqa: PLC0415
     from swarmnode.dashboard.live import LiveView  # noqa: PLC0415
     from swarmnode.dashboard.progress import Stages  # noqa: PLC0415
@@ -63,11 +85,22 @@ async def _run_in_terminal(config: NodeConfig, terminal: Terminal) -> None:
     stages = Stages()
     view = LiveView(terminal, own=True, stages=stages, on_leave=lambda: loop.call_soon_threadsafe(leave.set))
     view.start()
+    if logs is not None:
+        logs.diverted = lambda record, line: view.record(record.created, _in_short(record), line)
     try:
         with job_control(loop, view):
             await _run(config, ViewPrinter(view, stages), False, view, leave)
     finally:
         await asyncio.to_thread(view.finish)
+        if logs is not None:
+            logs.diverted = None
+
+
+def _in_short(record: logging.LogRecord) -> str:
+    """A record as one line beside events, which have the time already."""
+    error = record.exc_info[1] if record.exc_info else None
+    text = f"{record.levelname.lower()} {record.name}: {record.getMessage()}"
+    return hide_secrets(text if error is None else f"{text} ({type(error).__name__}: {error})")[:MAX_TEXT]
 
 
 async def _run(
@@ -175,9 +208,13 @@ class ViewPrinter:
 
 
 class EventPrinter:
-    """Prints a node's events: JSON lines, or one plain line each. Safe from any thread (one write per line)."""
+    """Prints a node's events: JSON lines, or one plain line each. Any thread; returns at once, except `close`.
 
-    def __init__(self, *, as_json: bool, progress: bool) -> None:
+    `stream`: other than standard output.
+    """
+
+    def __init__(self, *, as_json: bool, progress: bool, stream: TextIO | None = None) -> None:
+        self._out = LineWriter(stream or sys.stdout, _lines_missing_json if as_json else _lines_missing)
         self._json, self._progress = as_json, progress
         self._on_progress_line = False
         self._holding = ""
@@ -185,11 +222,11 @@ class EventPrinter:
     def __call__(self, event: str, **fields: Any) -> None:
         """Print one event."""
         if self._json:
-            self._write(json.dumps({"event": event, **fields}) + "\n")
+            self._out.write(json.dumps({"event": event, **fields}) + "\n")
             return
         if event in STAGES:
             if self._progress:
-                self._write("\r\x1b[K" + _progress(event, fields))
+                self._out.write("\r\x1b[K" + _progress(event, fields))
                 self._on_progress_line = True
             return
         line = event_line(event, fields)
@@ -197,19 +234,25 @@ class EventPrinter:
             if line == self._holding:
                 return
             self._holding = line
-        self._write(("\n" if self._on_progress_line else "") + line + "\n")
+        self._out.write(("\n" if self._on_progress_line else "") + line + "\n")
         self._on_progress_line = False
 
     def finish(self) -> None:
         """End a progress line that stands alone."""
         if self._on_progress_line:
-            self._write("\n")
+            self._out.write("\n")
 
-    @staticmethod
-    def _write(text: str) -> None:
-        with contextlib.suppress(BrokenPipeError, ValueError):
-            sys.stdout.write(text)
-            sys.stdout.flush()
+    def close(self) -> None:
+        """Have the last words written, within a second."""
+        self._out.flush()
+
+
+def _lines_missing(lines: int) -> str:
+    return f"({lines} line{'s' if lines > 1 else ''} could not be written and are missing here)"
+
+
+def _lines_missing_json(lines: int) -> str:
+    return json.dumps({"event": "lines-missing", "lines": lines})
 
 
 def _progress(event: str, fields: dict[str, Any]) -> str:

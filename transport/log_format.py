@@ -15,6 +15,9 @@ Both forms keep a record to one line, tracebacks in text aside: control characte
 chosen by peers. What lets somebody in is not written, wherever it comes from: tickets, private keys, credentials and
 queries of URLs.
 
+Whoever logs never waits for the stream, and is not told that it fails (line_writer.py): where it stands still for long
+the oldest lines go, and one, the event "lines_missing", says how many.
+
 This module keeps no state of its own; `set_up` changes that of `logging`, as a process does once. Not here: what is
 logged, and files (whoever runs the process has the standard error stream kept).
 """
@@ -28,11 +31,13 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, Literal, TextIO
+
+from transport.line_writer import LineWriter
 
 LogFormat = Literal["text", "json"]
 FORMATS: tuple[LogFormat, ...] = ("text", "json")
@@ -65,18 +70,49 @@ _CONTROLS |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t", 0x2028: "\\u
 _CONTROLS_OF_TRACE = {code: text for code, text in _CONTROLS.items() if code not in (ord("\n"), ord("\t"))}
 
 
-def set_up(style: LogFormat, level: str, stream: TextIO | None = None) -> None:
+class LogOutput(logging.Handler):
+    """Where a process's records go. What is printed on the same stream goes through `writer` too, in its order.
+
+    `diverted`, while it is set, gets each record and its line first, on the thread that logs; True: it has taken it.
+    """
+
+    def __init__(self, style: LogFormat, stream: TextIO) -> None:
+        super().__init__()
+        self.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+        self.writer = LineWriter(stream, _lines_missing_json if style == "json" else _lines_missing_text)
+        self.diverted: Callable[[logging.LogRecord, str], bool] | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand one record on."""
+        try:
+            line = self.format(record)
+            if self.diverted is None or not self.diverted(record, line):
+                self.writer.write(line + "\n")
+        except Exception as error:  # a log call that is wrong must not cost what it tells of
+            self.writer.write(f"{_shown(record.msg, MAX_ITEM)!r} cannot be logged: {type(error).__name__}\n")
+
+    def flush(self) -> None:
+        """Have all written, within a second. `logging` does this when the process ends."""
+        self.writer.flush()
+
+    def close(self) -> None:
+        """Take nothing more."""
+        self.writer.close()
+        super().close()
+
+
+def set_up(style: LogFormat, level: str, stream: TextIO | None = None) -> LogOutput:
     """Have this process log to `stream` (standard error) from now on; `level` as in LEVELS. Undoes an earlier call.
 
     As JSON, exceptions that end the process or a thread are records too.
     """
-    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
-    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
-    handler.set_name(__name__)
+    output = LogOutput(style, stream if stream is not None else sys.stderr)
+    output.set_name(__name__)
     root = logging.getLogger()
     for old in [one for one in root.handlers if one.get_name() == __name__]:
         root.removeHandler(old)
-    root.addHandler(handler)
+        old.close()
+    root.addHandler(output)
     number = logging.getLevelNamesMapping()[level.upper()]
     root.setLevel(max(number, logging.WARNING))
     for name in OURS:
@@ -85,6 +121,15 @@ def set_up(style: LogFormat, level: str, stream: TextIO | None = None) -> None:
         logging.getLogger(name).setLevel(max(number, logging.ERROR))
     sys.excepthook = _log_exception if style == "json" else sys.__excepthook__
     threading.excepthook = _log_thread_exception if style == "json" else threading.__excepthook__
+    return output
+
+
+def _lines_missing_text(lines: int) -> str:
+    return f"({lines} line{'s' if lines > 1 else ''} of this log could not be written and are missing here)"
+
+
+def _lines_missing_json(lines: int) -> str:
+    return json_line("warning", __name__, "lines_missing", {"lines": lines})
 
 
 def hide_secrets(text: str) -> str:

@@ -1,16 +1,18 @@
 """Bytes from a terminal → keys → actions. Pure.
 
 Takes what terminals send for arrows and such (ECMA-48 and the VT sequences, as xterm sends them); what is not known is
-swallowed whole, so that no part of a sequence is taken for a letter. UTF-8 for what is typed.
+swallowed whole, so that no part of a sequence is taken for a letter. UTF-8 for what is typed. What is pasted comes
+between brackets (xterm's mode 2004) and is no key: only the filter takes it.
 """
 
 from __future__ import annotations
 
 import codecs
 
-from swarmnode.dashboard.ui import Action, Overlay, Sort, Ui, apply, typed
+from swarmnode.dashboard.ui import MAX_FILTER, Action, Overlay, Sort, Ui, apply, typed
 
 MAX_SEQUENCE = 32  # bytes of one escape sequence; longer ones are noise
+_PASTE, _PASTED = "[200~", "[201~"
 ESCAPE = "escape"
 
 _NAMED = {
@@ -42,40 +44,62 @@ HELP = (
 )
 
 
+class Pasted(str):
+    """The beginning of the first line of what was pasted, without what is not printable. One of KeyReader's keys."""
+
+    __slots__ = ()
+
+
 class KeyReader:
     """Puts keys together from bytes as they come."""
 
     def __init__(self) -> None:
         self._sequence = ""  # after an ESC
         self._in_sequence = False
+        self._pasting = False
+        self._pasted = ""
+        self._line_ended = False  # of what is pasted
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, data: bytes) -> list[str]:
-        """Keys that are complete: a character, or a name such as "up". An ESC waits for what follows."""
+        """Keys that are complete: a character, a name such as "up", or Pasted. An ESC waits for what follows."""
         keys: list[str] = []
         for one in self._decoder.decode(data):
             if self._in_sequence:
                 self._continue(one, keys)
             elif one == "\x1b":
                 self._in_sequence, self._sequence = True, ""
+            elif self._pasting:
+                self._paste(one)
             else:
                 keys.append(one)
         return keys
 
     @property
     def waits(self) -> bool:
-        """Is there an ESC of which is not known yet whether it stands alone?"""
-        return self._in_sequence
+        """Is there an ESC of which is not known yet whether it stands alone, or a paste that has not ended?"""
+        return self._in_sequence or self._pasting
+
+    @property
+    def is_pasting(self) -> bool:
+        """Is what comes part of a paste?"""
+        return self._pasting
 
     def pause(self) -> list[str]:
-        """Nothing came for a moment: an ESC that waits was the key itself."""
-        alone = self._in_sequence and not self._sequence
-        self._in_sequence, self._sequence = False, ""
+        """Nothing came for a while: an ESC that waits was the key itself; a paste that never ended is dropped."""
+        alone = self._in_sequence and not self._sequence and not self._pasting
+        self._in_sequence, self._sequence, self._pasting = False, "", False
         return [ESCAPE] if alone else []
+
+    def _paste(self, one: str) -> None:
+        if one in "\r\n":
+            self._line_ended = self._line_ended or bool(self._pasted)
+        elif one.isprintable() and not self._line_ended and len(self._pasted) < MAX_FILTER:
+            self._pasted += one
 
     def _continue(self, one: str, keys: list[str]) -> None:
         if one == "\x1b":  # twice
-            if not self._sequence:
+            if not self._sequence and not self._pasting:
                 keys.append(ESCAPE)
             self._sequence = ""
             return
@@ -84,12 +108,21 @@ class KeyReader:
         is_whole = sequence[0] not in "[O" or (len(sequence) > 1 and "\x40" <= one <= "\x7e")
         if is_whole or len(sequence) > MAX_SEQUENCE:
             self._in_sequence, self._sequence = False, ""
-            if sequence in _NAMED:
+            if sequence == _PASTED and self._pasting:
+                self._pasting = False
+                keys.append(Pasted(self._pasted))
+            elif self._pasting:
+                pass  # a sequence that was pasted
+            elif sequence == _PASTE:
+                self._pasting, self._pasted, self._line_ended = True, "", False
+            elif sequence in _NAMED:
                 keys.append(_NAMED[sequence])
 
 
 def press(ui: Ui, key: str, order: list[str]) -> Ui:
     """`ui` after a key; `order` are the ids of the peers shown."""
+    if isinstance(key, Pasted):
+        return typed(ui, key) if ui.typing else ui
     if ui.typing and len(key) == 1 and key.isprintable():
         return typed(ui, key)
     action = action_of(key)

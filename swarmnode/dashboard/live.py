@@ -8,6 +8,9 @@
 A frame is made only when the last one has gone out whole and something has changed. A terminal that stands still costs
 a select per quarter of a second; when it moves again it gets the newest frame, not those between.
 
+What is pasted counts as no key. A question is answered by a key that comes after it was seen: not by one that was read
+together with the key that brought it up.
+
 Used by `serve.py` for a node's own view and by `attached.py`.
 """
 
@@ -23,22 +26,26 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from swarmnode.dashboard.cells import clean, fit, width_of
+from msgspec import structs
+
+from swarmnode.dashboard.cells import clean, encoded, fit, width_of
 from swarmnode.dashboard.keys import KeyReader, press
 from swarmnode.dashboard.layout import compose
 from swarmnode.dashboard.look import ASCII, UNICODE, Look
 from swarmnode.dashboard.mode import Mode
 from swarmnode.dashboard.model import Model
 from swarmnode.dashboard.progress import Stages
-from swarmnode.dashboard.screen import ENTER, LEAVE, Screen
+from swarmnode.dashboard.screen import ENTER, LEAVE, LEAVE_PASTES, MARK_PASTES, Screen
 from swarmnode.dashboard.terminal import Terminal, TerminalGone
 from swarmnode.dashboard.ui import Overlay, Ui
-from swarmnode.status import NodeStatus
+from swarmnode.status import EventStatus, NodeStatus
 
 FRAME_S = 0.25
 MAX_LINES = 1000  # that wait for a terminal that stands still; the oldest go
+MAX_RECORDS = 200  # of this process's log, beside the node's events
 MAX_BUFFERED = 1 << 16  # bytes of lines handed to the terminal
 ESCAPE_S = 0.05  # an ESC after which nothing comes for so long was the key
+PASTE_S = 2.0  # a paste that stands still for so long is over
 FLUSH_S = 1.0  # how long the last words may take
 _CLEAR_LINE = b"\r\x1b[K"
 _NO_TICKET = "there is no ticket here: only the node that founded the swarm gives them (swarmnode ticket)"
@@ -75,11 +82,17 @@ class LiveView:
         self._status: NodeStatus | None = None
         self._ticket = self._no_ticket = ""
         self._lines: deque[tuple[Mode, str]] = deque(maxlen=MAX_LINES)  # and when they were said
+        self._missed = 0  # lines that went
+        self._records: deque[EventStatus] = deque(maxlen=MAX_RECORDS)
+        self._takes_records = False
+        self._records_lock = threading.Lock()
         self._trouble = ""
         self._is_apart = threading.Event()
         self._again = False  # others may have used the terminal
         # the thread's own
         self._on_screen = False
+        self._marks_pastes = False
+        self._keys_at = 0.0  # when the last ones came
         self._shows_ticket = ""
         self._pending = bytearray()
         self._drawn: tuple[object, ...] = ()
@@ -91,6 +104,7 @@ class LiveView:
 
     def start(self) -> None:
         """Begin, with lines."""
+        self._takes_records = True
         self._thread.start()
 
     @property
@@ -109,8 +123,22 @@ class LiveView:
 
     def line(self, text: str) -> None:
         """Something to say; in the live view the event log says it."""
+        if len(self._lines) == MAX_LINES:
+            self._missed += 1
         self._lines.append((self._wanted, text))
         self._terminal.wake()
+
+    def record(self, at: float, text: str, line: str) -> bool:
+        """A record of this process's log, `at` seconds since 1970: `text` for the event log, else `line`.
+
+        False where it has not been taken, because the terminal is not the view's any more.
+        """
+        if not self._takes_records:
+            return False
+        with self._records_lock:
+            self._records.append(EventStatus(0, at, "log", text))
+        self.line(line)
+        return True
 
     def ticket(self, text: str) -> None:
         """What `t` shows, and what is said again at the end of a node's own view."""
@@ -165,8 +193,10 @@ class LiveView:
         except TerminalGone:
             pass
         except Exception:  # a view must never take the node with it
+            self._takes_records = False
             log.exception("dashboard_failed")
         finally:
+            self._takes_records = False
             self._terminal.give_back()
             self._is_apart.set()
 
@@ -183,14 +213,20 @@ class LiveView:
                 written = self._terminal.write(self._pending)
                 del self._pending[:written]
             due = FRAME_S if self._pending else max(0.0, self._next_frame - now)  # nothing is due before it is out
-            wait = ESCAPE_S if self._keys.waits else due
+            wait = min(due, self._patience()) if self._keys.waits else due
             reading = self._wanted is Mode.SCREEN and self._terminal.is_ours()
             ready = self._terminal.wait(min(wait, FRAME_S), writing=bool(self._pending), reading=reading)
-            keys = self._keys.feed(ready.keys) if ready.keys else []
-            if not ready.keys and self._keys.waits:
+            keys: list[str] = []
+            if ready.keys:
+                self._keys_at = time.monotonic()
+                keys = self._keys.feed(ready.keys)
+            elif self._keys.waits and time.monotonic() - self._keys_at >= self._patience():
                 keys = self._keys.pause()
             if keys and self._wanted is Mode.SCREEN:
                 self._pressed(keys)
+
+    def _patience(self) -> float:
+        return PASTE_S if self._keys.is_pasting else ESCAPE_S
 
     def _follow(self, now: float) -> None:
         """Do what is due in the mode that is wanted."""
@@ -203,12 +239,15 @@ class LiveView:
             self._pending.clear()
             self._drawn = ()
         if not self._terminal.is_ours():
-            self._on_screen = False  # whoever has the terminal now has changed it
+            self._on_screen = self._marks_pastes = False  # whoever has the terminal now has changed it
         elif wanted is Mode.SCREEN:
             self._follow_screen(now)
             return
         if self._on_screen:
             self._leave_screen()
+        elif self._marks_pastes:  # the ticket was shown
+            self._pending += LEAVE_PASTES
+        self._marks_pastes = False
         self._terminal.give_back()
         if wanted is Mode.APART:
             if not self._pending:
@@ -225,12 +264,13 @@ class LiveView:
             self._enter_screen()
         while self._lines and self._lines[0][0] is Mode.SCREEN:
             self._lines.popleft()  # the event log has them
+            self._missed = 0
         if self._pending or now < self._next_frame:
             return
         self._next_frame = now + FRAME_S
         status, self._status = self._status, None
         if status is not None and not self._ui.paused:
-            self._model.take(status, now)
+            self._model.take(self._with_records(status), now)
         self._model.set_progress(self._stages.lines(self.look))
         self._model.set_trouble(self._trouble)
         size = self._terminal.size()
@@ -239,6 +279,14 @@ class LiveView:
             return
         self._drawn = drawn
         self._pending += self._screen.update(compose(self._model, self._ui, *size, self.look), size[0])
+
+    def _with_records(self, status: NodeStatus) -> NodeStatus:
+        """With what was logged among the events."""
+        with self._records_lock:
+            records = list(self._records)
+        if not records:
+            return status
+        return structs.replace(status, events=sorted([*status.events, *records], key=lambda one: one.at))
 
     def _follow_ticket(self, now: float) -> None:
         """On the normal screen the ticket is one line to the terminal, however wide: it is copied whole."""
@@ -273,7 +321,7 @@ class LiveView:
                 self._ui = replace(self._ui, has_left=False)
                 self._on_leave()
                 return
-            if self._ui.overlay is Overlay.TICKET:
+            if self._ui.overlay in (Overlay.TICKET, Overlay.LEAVE):  # what came with this key is no answer
                 return
 
     def _enter_screen(self) -> None:
@@ -281,26 +329,26 @@ class LiveView:
             self._pending += _CLEAR_LINE
             self._moving = ""
         self._terminal.take_keys()
-        self._pending += ENTER
+        self._pending += ENTER + MARK_PASTES
+        self._marks_pastes = True
         self._screen.forget()
         self._drawn = ()
         self._on_screen = True
 
     def _leave_screen(self) -> None:
         self._pending.clear()  # half a frame means nothing any more
-        self._pending += LEAVE
+        self._pending += LEAVE_PASTES + LEAVE
         self._on_screen = False
         self._screen.forget()
         if self._own and self._ticket and self._wanted is not Mode.APART:
             self._pending += self._bytes(self._ticket + "\n")
 
     def _say(self, now: float) -> None:
+        if self._missed and self._lines and len(self._pending) < MAX_BUFFERED:
+            missed, self._missed = self._missed, 0
+            self._say_line(f"(here {missed} lines are missing: the terminal stood still)")
         while self._lines and len(self._pending) < MAX_BUFFERED:
-            text = "\n".join(clean(piece) for piece in self._lines.popleft()[1].split("\n"))
-            if self._moving:
-                self._pending += _CLEAR_LINE
-                self._moving = ""
-            self._pending += self._bytes(text + "\n")
+            self._say_line("\n".join(clean(piece) for piece in self._lines.popleft()[1].split("\n")))
         if now < self._next_frame or self._pending:
             return
         self._next_frame = now + FRAME_S
@@ -313,5 +361,11 @@ class LiveView:
             self._moving = moving
             self._pending += _CLEAR_LINE + self._bytes(moving)
 
+    def _say_line(self, text: str) -> None:
+        if self._moving:
+            self._pending += _CLEAR_LINE
+            self._moving = ""
+        self._pending += self._bytes(text + "\n")
+
     def _bytes(self, text: str) -> bytes:
-        return text.encode(self._terminal.encoding, "replace")
+        return encoded(text, self._terminal.encoding)

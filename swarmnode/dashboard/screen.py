@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from rich.color import ColorSystem
 from rich.style import Style
 
-from swarmnode.dashboard.cells import Line
+from swarmnode.dashboard.cells import Line, encoded
 
 ENTER = b"\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"  # alternate screen, no cursor, no wrapping, empty
 LEAVE = b"\x1b[?2026l\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
+MARK_PASTES = b"\x1b[?2004h"  # what is pasted comes between brackets, not as keys
+LEAVE_PASTES = b"\x1b[?2004l"
 _BEGIN, _END = b"\x1b[?2026h", b"\x1b[?2026l"
 _REMEMBERED = 4096  # lines
 
@@ -56,7 +58,7 @@ class Screen:
             if len(self._bytes) >= _REMEMBERED:
                 self._bytes.clear()
             text = "".join(self._dressed(segment.text, segment.style) for segment in line)
-            known = self._bytes[line] = text.encode(self._encoding, "replace")
+            known = self._bytes[line] = encoded(text, self._encoding)
         return known
 
     def _dressed(self, text: str, style: Style | None) -> str:

@@ -24,6 +24,17 @@ def test_events_are_kept_in_order_bounded_and_passed_on() -> None:
     assert len(latest[-1].text) <= 240
 
 
+def test_who_listens_cannot_end_what_is_told_of() -> None:
+    def then(event: str, **_fields: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    log = EventLog(then)
+    log("note", note="one")
+    log("connected")  # without the fields that its line needs
+    log("note", note="two")
+    assert [one.text for one in log.latest() if one.event == "note"] == ["one", "two"]
+
+
 def test_tickets_are_secrets_and_progress_is_no_event() -> None:
     seen: list[str] = []
     log = EventLog(lambda event, **_fields: seen.append(event))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from typing import Any
 
 import pytest
@@ -26,23 +27,23 @@ RELAYED = Path(PathKind.RELAY, PathId(relay=URL), 65_535)
 class Emitted:
     """What was emitted, and the plain lines of it."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self._capsys = capsys
-        self._plain = EventPrinter(as_json=False, progress=False)
+        self._printed = io.StringIO()
+        self._plain = EventPrinter(as_json=False, progress=False, stream=self._printed)
 
     def __call__(self, event: str, **fields: Any) -> None:
         self.events.append((event, fields))
         self._plain(event, **fields)
 
     def lines(self) -> list[str]:
-        return self._capsys.readouterr().out.splitlines()
+        return self._printed.getvalue().splitlines()
 
 
 @pytest.fixture
-def emitted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Emitted:
+def emitted(monkeypatch: pytest.MonkeyPatch) -> Emitted:
     monkeypatch.setattr(network_events, "SETTLED", 0.001)
-    return Emitted(capsys)
+    return Emitted()
 
 
 @pytest.fixture

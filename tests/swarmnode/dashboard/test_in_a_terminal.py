@@ -82,6 +82,20 @@ def test_up_shows_the_live_view_at_every_size_and_keys_work(tmp_path: Path, demo
         assert not one.is_alternate()
 
 
+def test_a_paste_is_no_command_but_a_filter(tmp_path: Path, demo_pack: ModelPack) -> None:
+    with terminal(tmp_path) as one:
+        start(one, demo_pack, tmp_path / "node")
+        one.run("set-buffer", "q\ny\nqy\n")
+        one.run("paste-buffer", "-p")
+        one.type("/")
+        one.wait_for("filter: _")
+        one.run("set-buffer", "study q\ny\n")
+        one.run("paste-buffer", "-p")
+        one.wait_for("filter: study q_")
+        one.type("C-c")
+        one.wait_for("stopping", "ended with 0")
+
+
 def test_suspending_gives_the_terminal_back_and_going_on_draws_anew(tmp_path: Path, demo_pack: ModelPack) -> None:
     with terminal(tmp_path, NO_COLOR="1") as one:
         start(one, demo_pack, tmp_path / "node")

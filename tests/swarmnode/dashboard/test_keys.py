@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.dashboard.keys import KeyReader, press
+from swarmnode.dashboard.keys import KeyReader, Pasted, press
 from swarmnode.dashboard.ui import Overlay, Page, Sort, Ui
 
 ORDER = ["a", "b", "c"]
@@ -33,6 +33,29 @@ def test_a_sequence_may_come_in_pieces_and_an_escape_may_stand_alone() -> None:
     assert reader.feed(b"\x1b") == []
     assert reader.pause() == ["escape"]
     assert reader.feed(b"[") == ["["]
+
+
+def test_what_is_pasted_is_no_key_and_only_the_filter_takes_it() -> None:
+    reader = KeyReader()
+    keys = [*reader.feed(b"j\x1b[200~\r\n a q\x07\ty"), *reader.feed(b"\r\nquit\x1b[A\x1b"), *reader.feed(b"[201~k")]
+    assert keys == ["j", " a qy", "k"]
+    assert isinstance(keys[1], Pasted)
+    assert pressed(keys[1], ui=Ui(asks_to_leave=True)) == Ui(asks_to_leave=True)
+    assert pressed("/", "x", keys[1], "\r").filter == "x a qy"
+    asked = pressed("q", ui=Ui(asks_to_leave=True))
+    assert pressed(Pasted("y"), ui=asked) == asked
+    assert reader.feed(b"\x1b[200~" + b"z" * 9999 + b"\x1b[201~") == ["z" * 40]
+    assert reader.feed(b"\x1b[201~q") == ["q"]  # an end without a beginning
+
+
+def test_a_paste_that_never_ends_is_dropped() -> None:
+    reader = KeyReader()
+    assert reader.feed(b"\x1b[200~quit") == []
+    assert reader.waits
+    assert reader.is_pasting
+    assert reader.pause() == []
+    assert not reader.waits
+    assert reader.feed(b"s") == ["s"]
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8))

@@ -6,7 +6,7 @@ import threading
 import time
 
 from swarmnode.dashboard.fake import fake_status
-from swarmnode.dashboard.live import FRAME_S, LiveView
+from swarmnode.dashboard.live import FRAME_S, MAX_LINES, LiveView
 from swarmnode.dashboard.mode import Mode
 from swarmnode.dashboard.terminal import Ready
 
@@ -57,6 +57,12 @@ class Scripted:
 
     def close(self) -> None:
         pass
+
+    def press(self, keys: bytes) -> None:
+        """One read, and what follows comes later."""
+        self.keys = keys
+        self.wake()
+        until(lambda: not self.keys)
 
 
 def until(check: object) -> None:
@@ -128,6 +134,63 @@ def test_lines_and_the_ticket_are_said_again_around_the_screen_and_cannot_move_t
     view.line("stopping")
     view.finish()
     assert terminal.sent.endswith(b"swarmnode up swarm1abc\nstopping\n")
+
+
+def test_what_is_pasted_does_not_stop_the_node() -> None:
+    terminal = Scripted(room=1 << 20)
+    left = threading.Event()
+    view = LiveView(terminal, own=True, on_leave=left.set)
+    view.start()
+    view.show(Mode.SCREEN)
+    view.post(fake_status(1, 3))
+    until(lambda: b"q quit" in terminal.sent)
+    assert b"\x1b[?2004h" in terminal.sent
+    terminal.press(b"\x1b[200~sq")
+    terminal.press(b"y\x1b[201~")
+    terminal.press(b"qy")  # as from a terminal that does not mark what is pasted
+    until(lambda: b"y stops it" in terminal.sent)
+    assert not left.is_set()
+    terminal.press(b"n")
+    terminal.press(b"t")  # on the normal screen
+    until(lambda: b"any key goes back" in terminal.sent)
+    terminal.press(b"\x1b[200~q\x1b[201~")
+    view.finish()
+    assert not left.is_set()
+    assert terminal.sent.rindex(b"\x1b[?2004l") > terminal.sent.rindex(b"\x1b[?2004h")
+
+
+def test_records_of_the_log_are_events_on_the_screen_and_lines_elsewhere() -> None:
+    terminal = Scripted(room=1 << 20)
+    view = LiveView(terminal, own=True, on_leave=lambda: None)
+    assert not view.record(0.0, "early", "early")  # whoever logs writes it
+    view.start()
+    assert view.record(4e9 + 1, "warning x: one", "WARNING x one")
+    until(lambda: b"WARNING x one\n" in terminal.sent)
+    view.show(Mode.SCREEN)
+    until(lambda: view.wants_status)
+    terminal.press(b"\t\t\t")  # the page of events
+    assert view.record(4e9 + 2, "warning x: \x1btwo", "WARNING x two")
+    view.post(fake_status(1, 3))
+    until(lambda: b"warning x: \xc2\xb7two" in terminal.sent)
+    assert b"warning x: one" in terminal.sent
+    view.show(Mode.LINES)
+    assert view.record(4e9 + 3, "warning x: three", "WARNING x three")
+    until(lambda: b"WARNING x three\n" in terminal.sent)
+    view.finish()
+    assert b"WARNING x two" not in terminal.sent
+    assert not view.record(4.0, "late", "late")
+
+
+def test_lines_that_a_terminal_never_took_are_counted() -> None:
+    terminal = Scripted(room=0)
+    view = LiveView(terminal, own=True, on_leave=lambda: None)
+    for number in range(MAX_LINES + 7):
+        view.line(f"line {number}")
+    view.start()
+    terminal.room = 1 << 20
+    until(lambda: b"line %d\n" % (MAX_LINES + 6) in terminal.sent)
+    assert terminal.sent.startswith(b"(here 7 lines are missing: the terminal stood still)\nline 7\n")
+    view.finish()
 
 
 def test_finishing_does_not_wait_for_a_terminal_that_stands_still() -> None:
