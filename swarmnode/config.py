@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import platformdirs
 
+from swarmnode.coordination.view_rules import ALLOW_VIEW, AllowView
 from swarmnode.errors import UsageError
 from swarmnode.membership import Ticket
 from transport.config import TransportConfig
@@ -37,7 +38,7 @@ WIRE_WISHES: tuple[WireWish, ...] = ("f32", "f16", "int8", "fp8", "auto")
 ROLES: tuple[Role, ...] = ("backbone", "worker", "both")
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([kmgt]?)(?:i?b)?", re.ASCII)
 
-_FILE_KEYS = frozenset(
+FILE_KEYS = frozenset(  # options of `up`; written with dashes or underscores
     [
         "name",
         "model",
@@ -69,11 +70,14 @@ _FILE_KEYS = frozenset(
         "parallel",
         "lanes",
         "force",
+        "allow_view",
         "metrics",
         "log_format",
         "log_level",
     ]
 )
+FILE_LISTS = frozenset(["advertise", "peers", "relays"])  # several values each
+FILE_ALIASES = {"peer": "peers", "relay": "relays"}  # as the options are called; one value will do
 
 
 def default_state_dir() -> Path:
@@ -126,6 +130,7 @@ class NodeConfig:
     once, spread over `lanes` llama contexts; `batch` tokens of a prompt go in one step, 0 for what suits the link (and
     512 in exact mode). `device` is where experts are computed: "auto" (a GPU where llama.cpp was built for one), "cpu",
     or ggml's name of a device. `force`: run the model even where its gate failed.
+    `allow_view`: which members may see this node's status (coordination/view_rules.py).
     `metrics` is where Prometheus may read the node's figures, None for nowhere; `log_format` and `log_level` are as in
     transport/log_format.py.
     """
@@ -156,6 +161,7 @@ class NodeConfig:
     gpu_layers: int = 0
     device: str = "auto"
     force: bool = False
+    allow_view: AllowView = "founder"
     metrics: Address | None = None
     log_format: LogFormat = "text"
     log_level: str = "warning"
@@ -182,6 +188,8 @@ def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path
     values = dict(_read_file(file)) if file is not None else {}
     values.update({k: v for k, v in given.items() if v is not None and v != []})
     model, experts = values.get("model"), values.get("experts")
+    if model is not None and not str(model).strip():
+        raise UsageError("--model is empty: give a GGUF or a model pack, or leave it out")
     ticket = Ticket.parse(str(values["ticket"])) if values.get("ticket") else None
     swarm = _is_of_a_swarm(values, ticket, state_dir)
     founds = swarm and bool(model)
@@ -252,6 +260,7 @@ def build_config(given: Mapping[str, Any], file: Path | None, *, state_dir: Path
         device=str(values.get("device", "auto")),
         gpu_layers=_number(values, "gpu_layers", 0, 0, 1 << 16),
         force=bool(values.get("force", False)),
+        allow_view=_allow_view(values),
         metrics=_metrics(values.get("metrics")),
         log_format="json" if _one_of(values, "log_format", "text", FORMATS) == "json" else "text",
         log_level=_one_of(values, "log_level", "warning", LEVELS),
@@ -308,6 +317,11 @@ def _metrics(value: Any) -> Address | None:
         return parse_address(str(value))
     except UsageError as error:
         raise UsageError(f"--metrics: {error}") from None
+
+
+def _allow_view(values: Mapping[str, Any]) -> AllowView:
+    value = _one_of(values, "allow_view", "founder", ALLOW_VIEW)
+    return next(known for known in ALLOW_VIEW if known == value)
 
 
 def _one_of(values: Mapping[str, Any], key: str, default: str, known: Sequence[str]) -> str:
@@ -411,9 +425,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         values = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path}: cannot be read as TOML: {error}") from None
-    unknown = sorted(set(values) - _FILE_KEYS)
-    if unknown:
-        raise UsageError(f"{path}: unknown key {unknown[0]}; known: {', '.join(sorted(_FILE_KEYS))}")
+    values = _by_known_keys(path, values)
     if not isinstance(values.get("peers", []), list):
         raise UsageError(f"{path}: peers is a list of PEERID@HOST:PORT")
     if not isinstance(values.get("relays", []), list):
@@ -423,6 +435,21 @@ def _read_file(path: Path) -> dict[str, Any]:
     for key in ("open", "local_experts", "port_mapping", "lan", "force"):
         if not isinstance(values.get(key, True), bool):
             raise UsageError(f"{path}: {key} is true or false, not {values[key]!r}")
+    return values
+
+
+def _by_known_keys(path: Path, written: Mapping[str, Any]) -> dict[str, Any]:
+    """The values under the keys that `build_config` reads. UsageError where a key is none, or is there twice."""
+    values: dict[str, Any] = {}
+    for key, value in written.items():
+        name = key.replace("-", "_")
+        known = FILE_ALIASES.get(name, name)
+        if known not in FILE_KEYS:
+            names = ", ".join(sorted(one.replace("_", "-") for one in FILE_KEYS))
+            raise UsageError(f"{path}: unknown key {key[:40]}; known: {names}")
+        if known in values:
+            raise UsageError(f"{path}: {key} is there twice, under two names")
+        values[known] = [value] if name in FILE_ALIASES and not isinstance(value, list) else value
     return values
 
 

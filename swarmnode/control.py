@@ -15,7 +15,7 @@ import contextlib
 import hmac
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,12 @@ import msgspec
 import psutil
 
 import swarmnode.errors
-from swarmnode.errors import ControlError, NoNode, SwarmnodeError, UsageError
+from swarmnode.errors import ControlError, NodeSilent, NoNode, SwarmnodeError, UsageError
 
 MAX_LINE = 4 << 20  # bytes: a long prompt in JSON
 _NAME = "control.json"
 _CONNECT_TIMEOUT = 5.0
+ANSWER_S = 5.0  # a node answers what it knows within milliseconds, a busy one within a second
 
 Json = dict[str, Any]  # a decoded JSON object; its fields are validated where they are used
 Send = Callable[[Json], Awaitable[None]]
@@ -116,8 +117,11 @@ class ControlServer:
             writer.close()
 
 
-async def request(state_dir: Path, op: str, **arguments: Any) -> AsyncIterator[Json]:
-    """Ask the node of `state_dir`; yields its events. NoNode when none runs; the node's own error when it sends one."""
+async def request(state_dir: Path, op: str, **arguments: Any) -> AsyncGenerator[Json, None]:
+    """Ask the node of `state_dir`; yields its events. NoNode when none runs; the node's own error when it sends one.
+
+    Events may be long in coming. Only where none has come yet and the node turns out to be suspended: NodeSilent.
+    """
     endpoint = _read_endpoint(state_dir / _NAME)
     missing = NoNode(f"no node is running in {state_dir}: start one with swarmnode up")
     if endpoint is None:
@@ -125,20 +129,24 @@ async def request(state_dir: Path, op: str, **arguments: Any) -> AsyncIterator[J
     try:
         opening = asyncio.open_connection("127.0.0.1", endpoint.port, limit=MAX_LINE)
         reader, writer = await asyncio.wait_for(opening, _CONNECT_TIMEOUT)
-    except (OSError, TimeoutError):
+    except TimeoutError:  # its queue of connections is full: it takes none
+        raise _silent(_CONNECT_TIMEOUT) from None
+    except OSError:
         raise missing from None
     try:
         line = msgspec.json.encode({"token": endpoint.token, "op": op, **arguments}) + b"\n"
         if len(line) > MAX_LINE:
             raise UsageError(f"the request has {len(line)} bytes; at most {MAX_LINE}")
         writer.write(line)
+        is_first = True
         while True:
             try:
-                raw = await reader.readline()
+                raw = await (_first_line(reader, endpoint.pid) if is_first else reader.readline())
             except (OSError, ValueError) as error:
                 raise ControlError(f"the node's answer broke off: {error}") from None
             if not raw:
                 raise ControlError("the node ended before it had answered: see its own output")
+            is_first = False
             event = _object(raw)
             if event.get("event") == "done":
                 return
@@ -149,11 +157,36 @@ async def request(state_dir: Path, op: str, **arguments: Any) -> AsyncIterator[J
         writer.close()
 
 
-async def request_one(state_dir: Path, op: str, **arguments: Any) -> Json:
-    """The one event that an operation answers with."""
-    async for event in request(state_dir, op, **arguments):
-        return event
+async def request_one(state_dir: Path, op: str, *, within: float = ANSWER_S, **arguments: Any) -> Json:
+    """The one event that an operation answers with. NodeSilent where it has not come in `within` seconds."""
+    try:
+        async with asyncio.timeout(within), contextlib.aclosing(request(state_dir, op, **arguments)) as events:
+            async for event in events:
+                return event
+    except TimeoutError:
+        raise _silent(within) from None
     raise ControlError(f"the node answered nothing to {op}")
+
+
+async def _first_line(reader: asyncio.StreamReader, pid: int) -> bytes:
+    while True:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await reader.readline()
+        except TimeoutError:
+            if _is_suspended(pid):
+                raise _silent(ANSWER_S) from None
+
+
+def _silent(seconds: float) -> NodeSilent:
+    return NodeSilent(f"the node has not answered for {seconds:.0f} s: is it suspended?")
+
+
+def _is_suspended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except (psutil.Error, OSError):
+        return False
 
 
 def _object(line: bytes) -> Json:

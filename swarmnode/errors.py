@@ -40,7 +40,8 @@ SwarmnodeError                  exit code 1
 │   └── FetchFailed             nobody delivers what is wanted
 ├── BadPlacement                arguments that no placement of experts can have
 ├── ControlError                talking to a node of this machine
-│   └── NoNode                  none is running there
+│   ├── NoNode                  none is running there
+│   └── NodeSilent              it runs, and does not answer in time
 └── Cancelled                   the user ended it
 """
 
@@ -236,6 +237,10 @@ class ControlError(SwarmnodeError):
 
 class NoNode(ControlError):
     """No node is running there."""
+
+
+class NodeSilent(ControlError):
+    """It runs, and does not answer in time."""
 
 
 class Cancelled(SwarmnodeError):

@@ -1,7 +1,8 @@
 """The TCP port that metrics are read from: GET /metrics, and /healthz for whoever watches the process. SHELL.
 
 Not the gateway, and no web server: one request per connection, of MAX_REQUEST bytes, in TIMEOUT seconds; MAX_OPEN
-connections at once, then the oldest gives way. It runs on the node's loop, whose state it reads; prometheus_client's
+connections at once, then the oldest gives way. Of a larger request so much is read that its sender sees why it gets
+none. It runs on the node's loop, whose state it reads; prometheus_client's
 own server has a thread per connection, without bounds, and would read from there. A page is kept for KEPT seconds, so
 that asking more often costs the node nothing. Made and closed by `node.py`.
 """
@@ -25,12 +26,14 @@ MAX_REQUEST = 8192  # bytes of a request with its headers; Prometheus sends 300
 MAX_OPEN = 16
 TIMEOUT = 5.0  # seconds for a request, and again for whoever reads the answer
 KEPT = 1.0
+MAX_DROPPED = 1 << 20  # bytes of a request that is too large: closing with some unread would take the answer away
 _PLAIN = "text/plain; charset=utf-8"
 _REASONS = {
     200: "OK",
     400: "Bad Request",
     404: "Not Found",
     405: "Method Not Allowed",
+    431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
@@ -86,13 +89,17 @@ class MetricsListener:
         writer.transport.set_write_buffer_limits(high=0)  # drain waits until everything has been sent
         try:
             async with asyncio.timeout(TIMEOUT):
-                head = await reader.readuntil(b"\r\n\r\n")
+                head = await _head(reader)
+            if head is None:
+                writer.write(_response(431, _PLAIN, b"a request has at most %d bytes\n" % MAX_REQUEST, b""))
+                await _drop_rest(reader, writer)
+                return
             writer.write(await self._answer(head))
             async with asyncio.timeout(TIMEOUT):
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # gone, too slow, or no HTTP
         finally:
             with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -124,6 +131,24 @@ class MetricsListener:
             if now - self._made >= KEPT:
                 self._page, self._made = await self._render(), now
             return self._page
+
+
+async def _head(reader: asyncio.StreamReader) -> bytes | None:
+    """A request up to its empty line; None where it is too large."""
+    try:
+        return await reader.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError:
+        return None
+
+
+async def _drop_rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """End our side, and read until theirs ends, with bounds."""
+    async with asyncio.timeout(TIMEOUT):
+        await writer.drain()
+        writer.write_eof()
+        dropped = 0
+        while dropped < MAX_DROPPED and (data := await reader.read(MAX_REQUEST)):
+            dropped += len(data)
 
 
 def _response(status: int, content_type: str, body: bytes, method: bytes) -> bytes:

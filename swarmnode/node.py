@@ -171,7 +171,7 @@ class Node:
 
     async def _start_in_swarm(self, identity: Identity) -> None:
         config = self.config
-        swarm = SwarmPart(config, identity, self.emit, self._task)
+        swarm = SwarmPart(config, identity, self.emit, self._task, self.status)
         swarm.on_over = self._end
         await swarm.enter()
         if config.founds_swarm:

@@ -13,6 +13,7 @@ from swarmnode.control import Json, Send
 from swarmnode.errors import ControlError, UsageError
 from swarmnode.node_status import node_sites, node_status
 from swarmnode.pings import checked_numbers, chosen_peer, ping_peer
+from swarmnode.status import NodeStatus
 from swarmnode.tickets import TicketTerms
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ class Operations:
         match op:
             case "status":
                 await send({"event": "status", "status": msgspec.to_builtins(node_status(self._node))})
+            case "member-status":
+                status = await self._member_status(str(arguments.get("peer", "")))
+                await send({"event": "status", "status": msgspec.to_builtins(status)})
             case "peers":
                 await send({"event": "peers", "peers": msgspec.to_builtins(node_status(self._node).peers)})
             case "generate":
@@ -40,6 +44,12 @@ class Operations:
                 await send({"event": "ticket", **await self._ticket(arguments)})
             case _:
                 raise ControlError(f"this node does not know the operation {op!r}; is the command another version?")
+
+    async def _member_status(self, wanted: str) -> NodeStatus:
+        swarm = self._node.swarm
+        if swarm is None or not hasattr(swarm, "view"):
+            raise ControlError("this node is in no swarm, or is coming in: --peer shows another member of its swarm")
+        return await swarm.view.status_of(wanted)
 
     async def _generate(self, arguments: Json, send: Send) -> None:
         runner = self._node.runner

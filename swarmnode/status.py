@@ -142,6 +142,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     `served_…` is what it has computed for others; of the engine's busy time `served_kernel_ms` is ggml's own.
     `events` are the last ones, oldest first; tickets are not among them. `selected`, where routing is counted, maps
     layer → one digit per expert, how often it was chosen lately: 0 never, f as often as the most chosen of its layer.
+    `left_out`, of another member's node: what its status had too much of to be told whole.
     """
 
     peer: str
@@ -168,3 +169,4 @@ class NodeStatus(msgspec.Struct, frozen=True):
     quarantined: dict[str, str] = {}
     events: list[EventStatus] = []
     selected: dict[str, str] = {}
+    left_out: str = ""

@@ -27,12 +27,25 @@ from swarmnode.bulk.source import Source
 from swarmnode.config import NodeConfig, format_address
 from swarmnode.coordination.agent import HoldingsAgent
 from swarmnode.coordination.lead import Lead
-from swarmnode.coordination.messages import Assign, Leaving, Message, Released, Report, Serves, pack_masks, unpack_masks
+from swarmnode.coordination.messages import (
+    Assign,
+    Leaving,
+    Message,
+    Released,
+    Report,
+    Serves,
+    StatusRefused,
+    StatusTold,
+    StatusWanted,
+    pack_masks,
+    unpack_masks,
+)
 from swarmnode.discovery.record import PeerRecord, shown_name
 from swarmnode.dispatch.client import ExpertClient
 from swarmnode.dispatch.worker import ExpertWorker
 from swarmnode.errors import BadMessage, DispatchError, ModelError, SourceFailed, SwarmnodeError, UsageError
 from swarmnode.member import Member
+from swarmnode.member_view import MemberView
 from swarmnode.membership import BootstrapPeer, Invitation, Role, Ticket
 from swarmnode.membership.documents import NO_INVITATION
 from swarmnode.membership.ticket import MAX_ADDRESSES, MAX_RELAYS
@@ -43,6 +56,7 @@ from swarmnode.model.store import SliceStore
 from swarmnode.onboard import ModelPack
 from swarmnode.parts import http_source
 from swarmnode.peer_links import PeerLinks
+from swarmnode.status import NodeStatus
 from swarmnode.swarm_entry import Entry, enter, join
 from transport.connection import Connection
 from transport.endpoint import Endpoint
@@ -66,10 +80,19 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 class SwarmPart:
     """See the module. Everything on the loop's thread."""
 
-    def __init__(self, config: NodeConfig, identity: Identity, emit: Callable[..., None], spawn: Spawn) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        identity: Identity,
+        emit: Callable[..., None],
+        spawn: Spawn,
+        status: Callable[[], NodeStatus],
+    ) -> None:
         self._config, self._identity, self._emit, self._spawn = config, identity, emit, spawn
+        self._status = status
         self.entry: Entry
         self.member: Member
+        self.view: MemberView
         self.agent: HoldingsAgent | None = None
         self.lead: Lead | None = None
         self._early: dict[PeerId, Report] = {}  # that came before there was a lead
@@ -129,6 +152,15 @@ class SwarmPart:
             on_link=self._link,
             on_over=self.on_over,
             emit=self._emit,
+        )
+        private = [Path.home(), config.state_dir, config.model, config.source, config.speculate]
+        self.view = MemberView(
+            self.member,
+            config.name,
+            config.allow_view,
+            self._is_founder,
+            self._status,
+            [str(one) for path in private if isinstance(path, Path) for one in (path, path.absolute())],
         )
         await self.member.start()
 
@@ -263,6 +295,7 @@ class SwarmPart:
 
     async def close(self) -> None:
         """Say goodbye to everybody."""
+        await self.view.close()
         await self.member.close()
 
     # ---- bringing the model
@@ -376,6 +409,7 @@ class SwarmPart:
         self.on_members()
 
     def _link(self, peer: PeerId, up: bool) -> None:
+        self.view.link(peer, up)
         if up:
             if self.lead is not None:
                 self.lead.linked(peer)
@@ -397,6 +431,8 @@ class SwarmPart:
                 self._assigned(number, model, hold)
             case Released() if self._is_founder(peer):
                 self._released.set()
+            case StatusWanted() | StatusTold() | StatusRefused():
+                self.view.message(peer, message)
 
     def _serves_now(self, peer: PeerId, serves: Serves) -> None:
         certificate = self.entry.membership.members.get(peer)

@@ -27,6 +27,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from relay.__main__ import _parser as relay_parser
 from swarmnode.cli import app
+from swarmnode.config import FILE_ALIASES, FILE_KEYS, FILE_LISTS
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "cli.md"
@@ -37,7 +38,7 @@ Made by `tools/cli_reference.py` from the code; not written by hand.
 Exit code 0 is success, 2 a command line that cannot be meant, 1 a failure with one line on standard error that says
 what to do, 130 Ctrl-C. `--json` prints data for machines: fields may be added, never renamed. Where a variable is
 named, it does the same as the option, which goes before it; one that takes several values separates them by spaces.
-`swarmnode up` takes its options from a TOML file too (`--config`).
+`swarmnode up` takes its options from a TOML file too (`--config`, [its keys](#swarmnode-up)).
 """
 TYPES = {str: "TEXT", int: "INTEGER", float: "FLOAT", Path: "PATH"}
 
@@ -197,7 +198,30 @@ def section(command: Command) -> list[str]:
     words += [one.spelling if one.required else f"[{one.spelling}]" for one in takes if one.is_argument]
     if command.is_group:
         words.append("[COMMAND …]" if command.can_be_called else "COMMAND …")
-    return [*lines, *usage(" ".join(words)), *tables(takes)]
+    lines += [*usage(" ".join(words)), *tables(takes)]
+    return [*lines, *file_keys(takes)] if any("--config" in one.spelling for one in takes) else lines
+
+
+def file_keys(takes: list[Parameter]) -> list[str]:
+    """The keys of a configuration file, and which options are none."""
+    keys = ", ".join(f"`{one.replace('_', '-')}`" for one in sorted(FILE_KEYS - FILE_LISTS))
+    lists = ", ".join(f"`{one}`" for one in sorted(FILE_LISTS))
+    options = [one.spelling.split()[0].removeprefix("--") for one in takes if not one.is_argument]
+    known = {"config", *FILE_ALIASES, *FILE_KEYS}
+    others = ", ".join(f"`--{one}`" for one in options if one.replace("-", "_") not in known)
+    return [
+        f"Keys of a `--config` file: {keys}; lists: {lists}. A dash may be an underscore, `peer` and `relay` take one"
+        f" value or a list, switches are `true` or `false`. On the command line alone: {others}.",
+        "",
+        "```toml",
+        'model = "model.gguf"',
+        'memory = "8G"',
+        'relay = "https://relay.example"',
+        "lan = false",
+        'log-format = "json"',
+        "```",
+        "",
+    ]
 
 
 def usage(line: str) -> list[str]:

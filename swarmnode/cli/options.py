@@ -36,6 +36,10 @@ Quic = Annotated[str | None, typer.Option("--quic", envvar="SWARMNODE_QUIC", hel
 Threads = Annotated[
     int | None, typer.Option("--threads", envvar="SWARMNODE_THREADS", help="Compute threads.", show_default="cores − 1")
 ]
+Member = Annotated[
+    str | None,
+    typer.Option("--peer", metavar="NAME|ID", help="Of another member of this node's swarm, where it allows that."),
+]
 Mode = Annotated[
     str | None,
     typer.Option(
@@ -54,6 +58,15 @@ Wire = Annotated[
         show_default="f32",
     ),
 ]
+
+
+def named_member(given: str | None) -> str:
+    """What --peer says, "" where it was not given. UsageError where it says nothing."""
+    from swarmnode.errors import UsageError  # noqa: PLC0415
+
+    if given is not None and not given.strip():
+        raise UsageError("--peer: give the name of a member, or the beginning of its id")
+    return given or ""
 
 
 def state_dir(given: Path | None) -> Path:

@@ -29,8 +29,9 @@ def ticket(
     from swarmnode import control  # noqa: PLC0415
     from swarmnode.tickets import checked_role, parse_duration  # noqa: PLC0415
 
-    arguments = {"expires_s": parse_duration(expires), "uses": uses, "role": checked_role(role)}
-    answer = asyncio.run(control.request_one(state_dir(state), "ticket", **arguments))
+    seconds, named = parse_duration(expires), checked_role(role)
+    asked = control.request_one(state_dir(state), "ticket", expires_s=seconds, uses=uses, role=named)
+    answer = asyncio.run(asked)
     print(json.dumps({k: v for k, v in answer.items() if k != "event"}) if as_json else answer["ticket"])
 
 

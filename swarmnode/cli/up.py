@@ -16,7 +16,8 @@ def up(
         str | None, typer.Argument(envvar="SWARMNODE_TICKET", help="Of the swarm to join; needed once.")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(envvar="SWARMNODE_MODEL", help="A GGUF file or a model pack: found a swarm.")
+        str | None,
+        typer.Option(envvar="SWARMNODE_MODEL", metavar="PATH", help="A GGUF file or a model pack: found a swarm."),
     ] = None,
     memory: Annotated[
         str | None,
@@ -113,6 +114,14 @@ def up(
     force: Annotated[
         bool | None, typer.Option("--force", help="Run the model even if its gate failed.", show_default="off")
     ] = None,
+    allow_view: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SWARMNODE_ALLOW_VIEW",
+            help="Which members of the swarm may see this node's status: members, founder or nobody.",
+            show_default="founder",
+        ),
+    ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -148,7 +157,8 @@ def up(
     from swarmnode.config import build_config  # noqa: PLC0415
     from swarmnode.errors import SwarmnodeError  # noqa: PLC0415
     from swarmnode.serve import run_node  # noqa: PLC0415
-    from transport.errors import TransportError  # noqa: PLC0415
+    from transport.errors import ConfigError, TransportError  # noqa: PLC0415
+    from transport.line_writer import LineWriter  # noqa: PLC0415
     from transport.log_format import json_line, set_up  # noqa: PLC0415
 
     given: dict[str, Any] = {
@@ -180,18 +190,26 @@ def up(
         "source": source,
         "local_experts": local_experts,
         "force": force,
+        "allow_view": allow_view,
         "metrics": metrics,
         "log_format": log_format,
         "log_level": log_level,
         "emulate": emulate,
         "quic": quic,
     }
-    settled = build_config(given, config, state_dir=state_dir(state))
-    set_up(settled.log_format, settled.log_level)
+    logs, style = None, log_format  # until the configuration says
     try:
-        run_node(settled, as_json=as_json, headless=headless, stop_on_eof=stop_on_eof)
+        settled = build_config(given, config, state_dir=state_dir(state))
+        style = settled.log_format
+        logs = set_up(style, settled.log_level)
+        run_node(settled, as_json=as_json, headless=headless, stop_on_eof=stop_on_eof, logs=logs)
     except (SwarmnodeError, TransportError, OSError) as error:
-        if settled.log_format != "json" or isinstance(error, BrokenPipeError):
+        if style != "json" or isinstance(error, BrokenPipeError):
             raise  # it becomes one line of text
-        print(json_line("error", "swarmnode", "ended", {"error": error}), file=sys.stderr)
-        raise typer.Exit(getattr(error, "exit_code", 1)) from None
+        writer = logs.writer if logs is not None else LineWriter(sys.stderr, str)
+        writer.write(json_line("error", "swarmnode", "ended", {"error": error}) + "\n")
+        writer.flush()
+        raise typer.Exit(getattr(error, "exit_code", 2 if isinstance(error, ConfigError) else 1)) from None
+    finally:
+        if logs is not None:
+            logs.flush()

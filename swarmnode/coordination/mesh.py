@@ -63,6 +63,21 @@ class Mesh:
             self._links.unwant(peer, LANE)
         self._wanted = set(peers)
 
+    def visit(self, peer: PeerId) -> None:
+        """Dial a peer that need not be linked, until `leave`; a link that came of it stays."""
+        if peer not in self._wanted:
+            self._links.want(peer, LANE)
+            self._links.hurry(peer)
+
+    def leave(self, peer: PeerId) -> None:
+        """Dial it no more, unless it is to be linked anyway."""
+        if peer not in self._wanted:
+            self._links.unwant(peer, LANE)
+
+    def problem(self, peer: PeerId) -> str:
+        """Why there is no link to this peer, "" where nothing is known."""
+        return self._links.problems.get(str(peer), "")
+
     def adopt(self, connection: Connection) -> None:
         """Use a connection of this lane, whoever dialled it."""
         task = asyncio.create_task(self._run(connection), name=f"swarm link {connection.peer.short}")

@@ -16,7 +16,11 @@ swarm   Records        records of peers, signed by them (discovery/record.py), t
         Assign         coordinator → worker: what it is to hold
         Leaving        worker → coordinator: it wants to go
         Released       coordinator → worker: nothing is lost when it goes now
+        StatusWanted   member → member: what does your node look like?
+        StatusTold     the answer (member_status.py), cut where it would be too large
+        StatusRefused  or one line why not; with `again_s`, when to ask again
 
+A node that is too old to know StatusWanted skips it: who asks waits in vain, and says so.
 Masks are little-endian bytes, bit e for expert e, as in dispatch/frames.py. Texts end on people's terminals: whatever
 cannot be printed in them is a space, as soon as a message is made or read.
 """
@@ -24,7 +28,7 @@ cannot be printed in them is a space, as soon as a message is made or read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, get_args
 
 import msgspec
 
@@ -35,6 +39,7 @@ MAX_MESSAGE = 1 << 20  # holdings of 4,000 sites with 1,024 experts fit
 MAX_RECORDS = 64  # records per message
 MAX_EXPERTS = 1 << 16
 MAX_SITES = 4096
+MAX_STATUS = 1 << 18  # bytes, compressed: a node with a thousand peers fits
 
 Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Text = Annotated[str, msgspec.Meta(max_length=500)]
@@ -139,14 +144,39 @@ class Released(msgspec.Struct, frozen=True, tag="released", tag_field="type"):
     """The receiver may go."""
 
 
-Message = Join | Joined | JoinDeclined | Records | Revoked | Serves | Report | Assign | Leaving | Released
+class StatusWanted(msgspec.Struct, frozen=True, tag="status-wanted", tag_field="type"):
+    """The sender's user wants to see the receiver's status. The answer has the same number."""
+
+    number: Count
+
+
+class StatusTold(msgspec.Struct, frozen=True, tag="status-told", tag_field="type"):
+    """A status as `member_status.pack_status` makes it; the next question is answered after `again_s`."""
+
+    number: Count
+    status: Annotated[bytes, msgspec.Meta(max_length=MAX_STATUS)]
+    again_s: Seconds = 0.0
+
+
+class StatusRefused(msgspec.Struct, frozen=True, tag="status-refused", tag_field="type"):
+    """No answer, and why. `again_s` 0: asking again changes nothing."""
+
+    number: Count
+    why: Text
+    again_s: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        _make_printable(self)
+
+
+Message = (
+    Join | Joined | JoinDeclined | Records | Revoked | Serves | Report | Assign | Leaving | Released
+    | StatusWanted | StatusTold | StatusRefused
+)  # fmt: skip
 
 _decoder = msgspec.msgpack.Decoder(Message)
 _encoder = msgspec.msgpack.Encoder()
-_TYPES = frozenset(
-    str(kind.__struct_config__.tag)
-    for kind in (Join, Joined, JoinDeclined, Records, Revoked, Serves, Report, Assign, Leaving, Released)
-)
+_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Message))
 
 
 class _Any(msgspec.Struct):

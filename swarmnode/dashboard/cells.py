@@ -1,4 +1,4 @@
-"""Text that others chose, made harmless, and lines that are exactly as wide as they should be. Pure.
+"""Text that others chose, made harmless, in any encoding, and lines that are exactly as wide as they should be. Pure.
 
 A line is a tuple of rich segments. Nothing here parses markup, and no control character passes `clean`: not an escape
 sequence, not a change of direction, not a mark that would pile up on its neighbours. Used by all panels.
@@ -19,6 +19,11 @@ Line = tuple[Segment, ...]
 MAX_TEXT = 1024  # characters looked at: nothing wider is ever shown
 MAX_MARKS = 2  # combining marks on one character; scripts that need more are rare, towers of them are not
 _BAD = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_UNSEEN = frozenset("\u115f\u1160\u2800\u3164\uffa0")  # letters and a symbol that are drawn as nothing
+_STAND_INS = {
+    "·": "-", "…": "~", "↑": "^", "↓": "v", "–": "-", "—": "-", "−": "-", "×": "x", "›": ">", "→": ">", "≈": "~",
+    "“": '"', "”": '"', "’": "'", "─": "-", "━": "=", "╌": ".", "µ": "u",
+}  # fmt: skip
 _MARKS = frozenset({"Mn", "Me", "Mc"})
 _PLAIN = Style()
 _SPACES = " " * 512
@@ -43,8 +48,25 @@ def clean(text: str) -> str:
         if one in "\n\t\r" or kind == "Zs":
             out.append(" ")
         else:
-            out.append("·" if kind in _BAD else one)
+            out.append("·" if kind in _BAD or one in _UNSEEN else one)
     return "".join(out)
+
+
+def encoded(text: str, encoding: str) -> bytes:
+    """For a terminal or a pipe: what the encoding lacks is something similar, or question marks, in as many cells."""
+    try:
+        return text.encode(encoding)
+    except UnicodeEncodeError:
+        return "".join(_stand_in(one, encoding) for one in text).encode(encoding, "replace")
+
+
+@lru_cache(maxsize=4096)
+def _stand_in(one: str, encoding: str) -> str:
+    try:
+        one.encode(encoding)
+    except UnicodeEncodeError:
+        return _STAND_INS.get(one, "?" * cell_len(one))
+    return one
 
 
 def width_of(text: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -121,6 +122,9 @@ def test_the_relay_runs_with_its_own_dependencies_alone(built: Path, tmp_path: P
         finally:
             process.send_signal(signal.SIGTERM)
     assert process.returncode == 0
+    node = subprocess.run([binaries / "swarmnode", "up"], capture_output=True, text=True, check=False, cwd="/")
+    assert node.returncode == 1
+    assert re.fullmatch(r"swarmnode: only what swarmnode-relay needs is installed here .*\n", node.stderr)
     installed = json.loads(uv("pip", "list", "--python", binaries / "python", "--format", "json"))
     names = {one["name"] for one in installed}
     assert not names & {"numpy", "llama-cpp-python", "aioquic", "qh3", "typer"}

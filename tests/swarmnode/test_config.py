@@ -1,11 +1,23 @@
 from __future__ import annotations
 
+import inspect
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from swarmnode.config import NodeConfig, PeerAddress, build_config, format_address, parse_address, reachable_host
+from swarmnode.cli.up import up
+from swarmnode.config import (
+    FILE_KEYS,
+    NodeConfig,
+    PeerAddress,
+    _read_file,
+    build_config,
+    format_address,
+    parse_address,
+    reachable_host,
+)
 from swarmnode.errors import UsageError
 from transport.identity import Identity
 from transport.udp_socket import any_host
@@ -46,7 +58,11 @@ def test_roles() -> None:
     ("text", "message"),
     [
         ("model = 3\nthreads = 'x'", "--threads x"),
-        ("color = 'red'", "unknown key color"),
+        ("color = 'red'", "unknown key color; known: advertise, .*, log-format, log-level, "),
+        ("log-format = 'text'\nlog_format = 'json'", "log_format is there twice, under two names"),
+        ("relay = 'http://a'\nrelays = []", "relays is there twice"),
+        ("model = 'm'\nrelay = 8080", "'8080' is no relay URL"),
+        ("state = 's'", "unknown key state"),
         ("model = ", "cannot be read as TOML"),
         ("model = 'm'\npeers = 'p'", "peers is a list"),
         ("model = 'm'\nopen = 1", "open is true or false"),
@@ -66,6 +82,35 @@ def test_files_that_cannot_be_meant(tmp_path: Path, text: str, message: str) -> 
     file.write_text(text)
     with pytest.raises(UsageError, match=message):
         build_config({}, file, state_dir=tmp_path)
+
+
+def test_a_file_takes_every_option_of_up_by_its_name(tmp_path: Path) -> None:
+    authority = tmp_path / "ca.pem"
+    authority.write_bytes(Identity.generate().certificate_pem)
+    texts = {
+        "model": "m",
+        "memory": "1G",
+        "relay": "http://127.0.0.1:1",
+        "relay-ca": str(authority),
+        "listen": "127.0.0.1:1",
+        "role": "both",
+        "metrics": "127.0.0.1:9464",
+        "log-format": "json",
+        "emulate": "rtt=1ms",
+        "mode": "partial",
+    }
+    wanted = {"log_format": "json", "log_level": "debug", "gpu_layers": 3, "local_experts": False, "lan": False}
+    numbers = {"log-level": "debug", "gpu-layers": 3, "local_experts": False, "lan": False, "port-mapping": False}
+    file = tmp_path / "node.toml"
+    file.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in {**texts, **numbers}.items()))
+    config = build_config({}, file, state_dir=tmp_path)
+    assert {name: getattr(config, name) for name in wanted} == wanted
+    assert config.transport.relays == ("http://127.0.0.1:1",)
+    on_the_command_line_alone = {"config", "state", "headless", "as_json", "stop_on_eof"}
+    for name in set(inspect.signature(up).parameters) - on_the_command_line_alone:
+        for key in {name.strip("_"), name.strip("_").replace("_", "-")}:
+            file.write_text(f"{key} = {'[]' if name in ('peer', 'relay', 'advertise') else 'false'}")
+            assert set(_read_file(file)) <= FILE_KEYS
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:4433", "[::1]:0", "example.org:65535"])

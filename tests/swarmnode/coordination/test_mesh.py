@@ -118,6 +118,30 @@ async def test_both_dial_at_once_and_each_message_comes_once() -> None:
         assert other.heard.empty()
 
 
+async def test_a_link_of_a_visit_stays_and_is_not_made_again() -> None:
+    async with two() as (one, other):
+        there = other.endpoint.peer_id
+        assert not one.mesh.send(there, Leaving())
+        one.mesh.visit(there)
+        await linked(one, other)
+        one.mesh.leave(there)
+        assert one.mesh.send(there, Leaving())
+        assert await other.heard.get() == (one.endpoint.peer_id, Leaving())
+        await other.mesh.drop(one.endpoint.peer_id, "enough")
+        assert await one.links.get() == (there, False)
+        assert not one._peer_links.wanted()
+
+
+async def test_a_visit_of_a_peer_that_is_wanted_anyway_changes_nothing() -> None:
+    async with two() as (one, other):
+        there = other.endpoint.peer_id
+        one.mesh.visit(there)
+        one.mesh.target({there})
+        one.mesh.leave(there)
+        assert one._peer_links.wanted() == {(there, LANE)}
+        await linked(one, other)
+
+
 async def test_a_message_that_must_not_come_ends_the_link_and_it_is_made_again() -> None:
     async with two() as (one, other):
         one.mesh.target({other.endpoint.peer_id})

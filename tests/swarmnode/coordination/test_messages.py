@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from swarmnode.coordination.messages import (
     HEADER_BYTES,
     MAX_MESSAGE,
+    MAX_STATUS,
     Assign,
     Join,
     JoinDeclined,
@@ -23,6 +24,9 @@ from swarmnode.coordination.messages import (
     Report,
     Revoked,
     Serves,
+    StatusRefused,
+    StatusTold,
+    StatusWanted,
     body_length,
     decode,
     encode,
@@ -43,6 +47,9 @@ EVERY: list[Message] = [
     Assign(8, MODEL, {1: b"\xff"}),
     Leaving(),
     Released(),
+    StatusWanted(7),
+    StatusTold(7, b"zlib", 1.5),
+    StatusRefused(7, "it runs with --allow-view nobody"),
 ]
 
 
@@ -54,6 +61,7 @@ def test_every_message_survives_the_wire(message: Message) -> None:
 
 
 def test_the_bytes_do_not_change() -> None:
+    assert encode(StatusWanted(7)).hex() == "0000001c82a474797065ad7374617475732d77616e746564a66e756d62657207"
     assert encode(Leaving()).hex() == "0000000e81a474797065a76c656176696e67"
     assert encode(Assign(8, bytes(32), {1: b"\xff"})).hex() == (
         "0000004784a474797065a661737369676ea66e756d62657208a56d6f64656cc420" + "00" * 32 + "a4686f6c648101c401ff"
@@ -77,10 +85,13 @@ def test_what_a_later_version_adds_is_ignored() -> None:
         msgspec.msgpack.encode({"type": "report", "model": MODEL, "budget": 1, "held": {-1: b"\1"}}),
         msgspec.msgpack.encode({"type": "assign", "number": 1, "model": MODEL, "hold": {99_999: b"\1"}}),
         msgspec.msgpack.encode({"type": "records", "blobs": [b"x"] * 65}),
+        msgspec.msgpack.encode({"type": "status-wanted", "number": -1}),
+        msgspec.msgpack.encode({"type": "status-told", "number": 1, "status": bytes(MAX_STATUS + 1)}),
+        msgspec.msgpack.encode({"type": "status-refused", "number": 1, "why": "x", "again_s": float("nan")}),
         msgspec.msgpack.encode([1, 2]),
         b"\x91" * 5000,
     ],
-    ids=range(10),
+    ids=range(13),
 )
 def test_what_is_no_message_is_refused(body: bytes) -> None:
     with pytest.raises(BadMessage):
@@ -123,6 +134,7 @@ def test_no_text_can_move_a_terminal_s_cursor() -> None:
         {"type": "join-declined", "why": bad},
         {"type": "serves", "model": MODEL, "name": bad},
         {"type": "report", "model": MODEL, "budget": 1, "held": {}, "trouble": bad},
+        {"type": "status-refused", "number": 1, "why": bad},
     ):
         message = decode(msgspec.msgpack.encode(body))
         assert good in (getattr(message, name, "") for name in ("name", "why", "trouble"))

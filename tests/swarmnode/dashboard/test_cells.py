@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import unicodedata
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.segment import Segment
 
-from swarmnode.dashboard.cells import clean, fit, pad, text_of, wrap
+from swarmnode.dashboard.cells import clean, encoded, fit, pad, text_of, wrap
 
 any_text = st.text(st.characters(codec=None), max_size=60)  # lone surrogates too
 widths = st.integers(0, 80)
@@ -43,6 +44,23 @@ def test_what_a_hostile_name_becomes() -> None:
     assert len(clean("Z" + "\u0300\u0301\u0302" * 30)) <= 3  # a tower of marks
     assert clean("[red]no markup[/]") == "[red]no markup[/]"
     assert clean("日本語 äöü") == "日本語 äöü"
+
+
+@pytest.mark.parametrize("blank", ["\u2800", "\u3164", "\uffa0", "\u115f", "\u1160"])
+def test_a_name_of_characters_that_are_drawn_as_nothing_is_seen(blank: str) -> None:
+    assert clean(blank * 3) == "···"
+
+
+@given(any_text, st.sampled_from(["ascii", "latin-1", "cp437", "utf-8"]))
+def test_what_an_encoding_lacks_takes_as_many_cells(text: str, encoding: str) -> None:
+    plain = "".join(one for one in clean(text) if unicodedata.category(one)[0] != "M")
+    assert cell_len(encoded(plain, encoding).decode(encoding)) == cell_len(plain)
+
+
+def test_what_an_encoding_lacks_becomes_something_similar() -> None:
+    assert encoded("a · b… ↑1 ↓2 “c” – 日\n", "ascii") == b'a - b~ ^1 v2 "c" - ??\n'
+    assert encoded("a · b…", "latin-1") == b"a \xb7 b~"
+    assert encoded("日 · …", "utf-8").decode() == "日 · …"
 
 
 def test_cutting_says_so() -> None:
