@@ -17,6 +17,7 @@ from swarmnode.dispatch.health import FAR_FACTOR
 
 QUIET_S = 0.1
 MOST_PATIENT = 8  # times as long at most, for a worker that has lived after all
+FORGIVEN = 16  # pings answered in time, after which it is given half of that
 
 
 class Sign(Enum):
@@ -31,7 +32,8 @@ class FailureDetector:
     """Judges one worker. Pure: times in seconds of one clock.
 
     A ping may take FAR_FACTOR × the round trip + `slack_s`: so much that one which is lost can be sent again. A worker
-    that was called silent and is heard again was only busy: it is given twice as long, up to MOST_PATIENT times.
+    that was called silent and is heard again was only busy: it is given twice as long, up to MOST_PATIENT times, until
+    it has answered FORGIVEN pings in time.
     """
 
     def __init__(self, slack_s: float) -> None:
@@ -39,13 +41,18 @@ class FailureDetector:
         self._asked_at = math.inf
         self._silent = False
         self._patience = 1
+        self._in_time = 0
 
     def look(self, now: float, heard_at: float, rtt_s: float) -> Sign:
         """Say what to make of it; `heard_at`: when anything last came from the worker. For ASK it is pinged now."""
         if heard_at >= self._asked_at:
             self._asked_at = math.inf
             if self._silent:
-                self._silent, self._patience = False, min(2 * self._patience, MOST_PATIENT)
+                self._silent, self._patience, self._in_time = False, min(2 * self._patience, MOST_PATIENT), 0
+            else:
+                self._in_time += 1
+                if self._in_time == FORGIVEN:
+                    self._patience, self._in_time = max(1, self._patience // 2), 0
         if self._asked_at == math.inf:
             if now - heard_at < QUIET_S:
                 return Sign.NONE_NEEDED

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from swarmnode.dispatch.call_actions import CallPolicy
-from swarmnode.dispatch.failure_detector import QUIET_S, FailureDetector, Sign
+from swarmnode.dispatch.failure_detector import FORGIVEN, QUIET_S, FailureDetector, Sign
 from swarmnode.dispatch.options import DispatchOptions
 from tests.swarmnode.dispatch.samples import SITES, everything, local_rows, make_input
 from tests.swarmnode.dispatch.swarm import GatedEngine, swarm
@@ -51,6 +51,19 @@ def test_who_was_only_busy_is_given_longer_but_not_for_ever() -> None:
         assert detector.look(now + 0.05, now + 0.04, 0.0) is Sign.NONE_NEEDED
         now += 5.0
     assert waits == pytest.approx([0.25, 0.5, 1.0, 2.0, 2.0, 2.0], abs=0.02)
+
+
+def test_who_answers_in_time_again_is_trusted_again() -> None:
+    detector = FailureDetector(SLACK_S)
+    assert detector.look(10.0, 9.0, 0.0) is Sign.ASK
+    assert detector.look(10.3, 9.0, 0.0) is Sign.SILENT
+    assert detector.look(11.0, 10.95, 0.0) is Sign.NONE_NEEDED  # twice as long from now on
+    for number in range(FORGIVEN):
+        now = 20.0 + number
+        assert detector.look(now, now - 0.5, 0.0) is Sign.ASK
+        assert detector.look(now + 0.1, now + 0.05, 0.0) is Sign.NONE_NEEDED
+    assert detector.look(50.0, 49.0, 0.0) is Sign.ASK
+    assert detector.look(50.3, 49.0, 0.0) is Sign.SILENT
 
 
 def test_what_was_asked_long_ago_says_nothing_of_a_new_call() -> None:
