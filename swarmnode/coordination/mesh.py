@@ -54,6 +54,7 @@ class Mesh:
         self._open: dict[PeerId, MessageLink] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wanted: set[PeerId] = set()
+        self._closing = False
 
     def target(self, peers: set[PeerId]) -> None:
         """Keep links to exactly these; a link that a peer opened stays."""
@@ -79,7 +80,9 @@ class Mesh:
         return self._links.problems.get(str(peer), "")
 
     def adopt(self, connection: Connection) -> None:
-        """Use a connection of this lane, whoever dialled it."""
+        """Use a connection of this lane, whoever dialled it; none once this closes, whose endpoint ends it then."""
+        if self._closing:
+            return
         task = asyncio.create_task(self._run(connection), name=f"swarm link {connection.peer.short}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -122,9 +125,12 @@ class Mesh:
             await link.close(why)
 
     async def close(self) -> None:
-        """Say what is queued, then end all links."""
+        """Say what is queued, then end all links: also those that a newer one with the same peer has replaced."""
+        self._closing = True
         await asyncio.gather(*(link.drain(1.0) for link in self._open.values()))
         await asyncio.gather(*(link.close("leaving") for link in list(self._open.values())))
+        for task in list(self._tasks):
+            task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self, connection: Connection) -> None:

@@ -68,8 +68,8 @@ class Node:
                 await self._on_connection(await self.endpoint.accept(), None)
 
     async def _on_connection(self, connection: Connection, stream: Stream | None) -> None:
-        assert connection.lane == LANE
-        self.mesh.adopt(connection)
+        if connection.lane == LANE:
+            self.mesh.adopt(connection)
 
     def _on_message(self, peer: PeerId, message: Message) -> None:
         if message == Released():
@@ -161,3 +161,15 @@ async def test_garbage_ends_the_link_of_who_sent_it() -> None:
         assert await other.links.get() == (one.endpoint.peer_id, False)
         reason = await connection.wait_closed()
         assert "1 to 1048576 are allowed" in str(reason)
+
+
+async def test_closing_does_not_wait_for_links_that_newer_ones_replaced_or_that_come_meanwhile() -> None:
+    async with two() as (one, other):
+        for lane in ("another", LANE):  # as when both dial at the same moment
+            connection = await one.endpoint.dial(other.endpoint.peer_id, [other.endpoint.address], lane=lane)
+            one.mesh.adopt(connection)
+            assert await one.links.get() == (other.endpoint.peer_id, True)
+        async with asyncio.timeout(10):
+            await one.mesh.close()
+        one.mesh.adopt(connection)
+        assert one.mesh.up() == []
