@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
@@ -13,6 +12,8 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+
+from tests.full_pipe import fill
 
 from .client import Client
 
@@ -70,13 +71,7 @@ async def log_much(port: int) -> None:
 
 async def test_a_full_pipe_that_nobody_reads_holds_nothing_up() -> None:
     read, write = os.pipe()
-    if hasattr(fcntl, "F_SETPIPE_SZ"):
-        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
-    os.set_blocking(write, False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            os.write(write, b"x" * 512)
-    os.set_blocking(write, True)
+    fill(write)
     with relay(write, "--log-level", "debug") as (process, port):
         os.close(write)
         until_well(port)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import select
@@ -24,6 +23,7 @@ from swarmnode.control import Json, request, request_one
 from swarmnode.errors import NoNode
 from swarmnode.local_swarm import NodeProcess
 from swarmnode.onboard import ModelPack
+from tests.full_pipe import fill
 
 from .helpers import poll
 
@@ -81,13 +81,7 @@ def closed_terminal() -> Iterator[tuple[int, Callable[[], bytes]]]:
 @contextlib.contextmanager
 def full_pipe() -> Iterator[tuple[int, Callable[[], bytes]]]:
     read, write = os.pipe()
-    if hasattr(fcntl, "F_SETPIPE_SZ"):
-        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
-    os.set_blocking(write, False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            os.write(write, b"\n" * 256)
-    os.set_blocking(write, True)
+    fill(write)
     yield write, lambda: drained(read)
     os.close(read)
     os.close(write)
