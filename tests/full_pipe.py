@@ -6,12 +6,17 @@ import contextlib
 import os
 
 
-def fill(write: int) -> None:
-    """Fill a pipe until a write to it would wait."""
+def narrow(write: int) -> None:
+    """Leave a pipe as little room as there can be."""
     import fcntl  # POSIX alone
 
     if hasattr(fcntl, "F_SETPIPE_SZ"):
         fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+
+
+def fill(write: int) -> None:
+    """Fill a pipe, made narrow, until a write to it would wait."""
+    narrow(write)
     os.set_blocking(write, False)
     with contextlib.suppress(BlockingIOError):
         while True:

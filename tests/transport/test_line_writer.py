@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import io
 import os
 import sys
@@ -15,6 +13,7 @@ from typing import TextIO
 
 import pytest
 
+from tests.full_pipe import fill, narrow
 from transport import line_writer
 from transport.line_writer import LineWriter
 
@@ -30,8 +29,7 @@ def pipe() -> Iterator[Pipe]:
 
     def make() -> tuple[int, TextIO]:
         read, write = os.pipe()
-        if hasattr(fcntl, "F_SETPIPE_SZ"):
-            fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+        narrow(write)
         opened.append((read, os.fdopen(write, "w", encoding="utf-8")))
         return opened[-1]
 
@@ -43,14 +41,6 @@ def pipe() -> Iterator[Pipe]:
 
 def missing(lines: int) -> str:
     return f"{lines} missing"
-
-
-def fill(fd: int) -> None:
-    os.set_blocking(fd, False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            os.write(fd, b"\n" * 256)
-    os.set_blocking(fd, True)
 
 
 def read_lines(fd: int, last: str) -> list[str]:
