@@ -147,6 +147,7 @@ def about(options: WanOptions, note: str = "") -> dict[str, Any]:
         "tokens": options.tokens,
         "kept": options.kept,
         "prompt_characters": options.prompt_characters,
+        "threads": options.threads if options.threads > 1 else None,
         "draft": options.draft.name if options.draft is not None else None,
     }
     return {name: value for name, value in said.items() if value not in (None, "", 0)}
@@ -201,6 +202,7 @@ def options_of(given: argparse.Namespace) -> tuple[WanOptions, str]:
     _number(given.kept, "kept", 0, 1)
     if given.cell is not None:
         _number(given.cell, "cell", LEAST_S)
+    _number(given.threads, "threads", 1, 256)
     if given.tokens:  # of a single one there is nothing to be measured: the first is not counted
         _number(given.tokens, "tokens", 2)
     rtt_ms = _numbers(wish.rtt, "rtt", 0)
@@ -226,6 +228,7 @@ def options_of(given: argparse.Namespace) -> tuple[WanOptions, str]:
         tokens=given.tokens,
         model=model,
         draft=given.draft,
+        threads=given.threads,
         kept=given.kept,
         gate_positions=QUICK_GATE_POSITIONS if given.quick or shaped is not None else GATE_POSITIONS,
         cell_s=(given.cell or CELL_S) if bounded or given.cell is not None else None,
@@ -257,6 +260,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--shape", help="a random-weight model of a published layer shape: Qwen3.5-122B:3")
     made.add_argument("--draft", type=Path, help="speculate with this small model instead of n-gram lookup")
     made.add_argument("--kept", type=float, default=KEPT, help="share of the experts' bytes with local-experts")
+    made.add_argument("--threads", type=int, default=1, help="of each node; they take turns with a single stream")
     made.add_argument("--out", type=Path, help="append rows to this file of JSON lines as they are measured")
     made.add_argument("--resume", action="store_true", help="go on with --out: do not measure again what it has")
     made.add_argument("--from", dest="kept_rows", type=Path, help="show the rows of such a file, measure nothing")

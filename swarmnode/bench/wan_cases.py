@@ -45,6 +45,7 @@ WATERFALL_RTT_MS = 80.0
 class WanOptions:
     """What to measure. `seconds` is the least time of decoding per row; `tokens` fixes a generation's length, which is
     else what the time has room for. `mbit` None is a link without a limit. `draft`: a small model for speculation.
+    `threads` are each node's: those of one machine take turns with a single stream.
 
     `cell_s` bounds a row's whole time, seconds, prompts included: it is one round then, rows do not take turns, and all
     numbers of streams have one swarm with room for the most. None: no bound, and a swarm of its own for each number.
@@ -63,6 +64,7 @@ class WanOptions:
     tokens: int = 0
     model: Path = MODEL
     draft: Path | None = None
+    threads: int = 1
     kept: float = KEPT
     gate_positions: int = GATE_POSITIONS
     cell_s: float | None = None
@@ -110,6 +112,7 @@ class Case:
             STAR_WORKERS if "star" in levers else 1,
             flags_of(levers, _at_once(levers, most)),
             options.kept if "local-experts" in levers else 0.0,
+            options.threads,
         )
 
 

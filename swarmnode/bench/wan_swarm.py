@@ -36,7 +36,7 @@ _KINDS = {"direct": "loopback", "relay": "relay"}
 @dataclass(frozen=True, slots=True)
 class SwarmSetting:
     """One swarm. `mbit` None is without a limit; `flags` are the backbone's; `kept` is the share of all experts' bytes
-    that the backbone may hold itself, 0 for none."""
+    that the backbone may hold itself, 0 for none; `threads` are each node's."""
 
     rtt_ms: float
     mbit: float | None = None
@@ -44,6 +44,7 @@ class SwarmSetting:
     workers: int = 1
     flags: tuple[str, ...] = ()
     kept: float = 0.0
+    threads: int = 1
 
     @property
     def emulation(self) -> list[str]:
@@ -102,7 +103,7 @@ async def _wired(
         of_backbone = [*network, "--listen", "[::1]:0"]
     shares = [f"{i + 1}/{setting.workers}" for i in range(setting.workers)]
     flags = [*of_backbone, *setting.emulation, "--no-local-experts", *_SIZES, *setting.flags]
-    await swarm.start(shares, flags, of_worker)
+    await swarm.start(shares, flags, of_worker, threads=setting.threads)
     return swarm.backbone
 
 
@@ -119,10 +120,10 @@ async def _founded(
     if routing is not None:
         _routing_file(folder).parent.mkdir(parents=True, exist_ok=True)
         _routing_file(folder).write_bytes(routing)
-    swarm = await stack.enter_async_context(FoundedSwarm(folder, pack.path))
+    swarm = await stack.enter_async_context(FoundedSwarm(folder, pack.path, threads=setting.threads))
     network = ["--relay", relay.url, "--no-port-mapping"] if relay is not None else []
     flags = ["--memory", str(int(whole * setting.kept)), "--replicas", "1", *_SIZES, *setting.emulation]
-    common = ["--no-lan", "--threads", "1"]
+    common = ["--no-lan", "--threads", str(setting.threads)]
     listen = "[::1]:0" if relay is not None else "127.0.0.1:0"
     arguments = ["--model", str(pack.path), *network, "--listen", listen, *common, *flags, *setting.flags]
     founder = await NodeProcess.start("founder", folder, arguments)

@@ -91,6 +91,12 @@ def test_the_grid_is_every_link_with_none_and_all_and_one_waterfall() -> None:
     assert (quick.rtt_ms, quick.streams, quick.waterfall) == ((0.0,), (1, 4), False)
 
 
+def test_threads_are_those_of_each_node() -> None:
+    options, _note = wan.options_of(wan._parser().parse_args(["--threads", "2"]))
+    assert {case.setting(options).threads for case in cases(options)} == {2}
+    assert wan.about(options)["threads"] == 2
+
+
 def test_a_window_counts_only_what_runs_together() -> None:
     together = [[0.0, 1.0, 2.0, 3.0], [0.5, 1.5, 2.5, 3.5, 4.5]]
     assert window(together, at_once=2) == (5, 2.5)  # (0.5, 3.0]: 1, 2, 3 and 1.5, 2.5
@@ -168,7 +174,7 @@ def test_a_rate_that_is_no_number_is_a_usage_error(capsys: pytest.CaptureFixture
     [
         ["--tokens", "1"], ["--tokens", "-3"], ["--seconds", "0"], ["--seconds", "nan"], ["--cell", "0"],
         ["--kept", "1.5"], ["--kept", "nan"], ["--streams", "1.5"], ["--streams", "0"], ["--streams", "100000"],
-        ["--temperature", "-1"], ["--mbit", "inf"], ["--rtt", "nan"],
+        ["--temperature", "-1"], ["--mbit", "inf"], ["--rtt", "nan"], ["--threads", "0"],
     ],
 )  # fmt: skip
 def test_a_number_that_cannot_be_measured_with_is_a_usage_error(
