@@ -23,7 +23,7 @@ T = TypeVar("T")
 QUEUE_SECONDS = 0.1  # a bottleneck's drop-tail queue: 100 ms at its rate …
 MIN_QUEUE_BYTES = 64 * 1024  # … but never less than one send burst
 MAX_IN_FLIGHT = 65_536  # datagrams on the wire; bounds memory whatever the settings
-TIMER_SLACK = 0.0005  # event loops wake up to 1 ms late: aim half of that early
+TIMER_SLACK = 0.0008  # an idle loop wakes so late: its clock ticks in milliseconds, and waking takes a while too
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
