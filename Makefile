@@ -10,6 +10,9 @@ STAMP  := $(VENV)/.ready
 # example CMAKE_ARGS="-DGGML_CUDA=on -DLLAVA_BUILD=OFF".
 export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 
+# The tests start hundreds of nodes; without bytecode on disk each compiles its modules anew for most of a second.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test natlab lint format lock dist bench clean
 
 demo: $(STAMP)
