@@ -38,7 +38,7 @@ from swarmnode.dispatch.hello import ModelKey
 from swarmnode.dispatch.lane import dispatch_lane
 from swarmnode.dispatch.worker import ExpertWorker
 from swarmnode.errors import Cancelled, DispatchError, JoinRefused, SwarmnodeError, UsageError
-from swarmnode.gate import gate_failure
+from swarmnode.gate import gate_failure, whose_verdict
 from swarmnode.model.manifest import told_address
 from swarmnode.network_events import NetworkEvents
 from swarmnode.node_status import node_status
@@ -105,6 +105,7 @@ class Node:
         self.over = asyncio.Event()  # it cannot go on, for `why_over`
         self.why_over: SwarmnodeError | None = None
         self.engine: ExpertEngine | None = None
+        self.verdict = ""  # see GenerationStatus
         self._worker_parts: parts.WorkerParts | None = None
         self._metrics: NodeMetrics | None = None
         self.metrics_address: Address | None = None
@@ -203,7 +204,7 @@ class Node:
         if config.is_backbone:
             await self._start_backbone()
             swarm.client = self.client
-            swarm.generates(self.pack)
+            await swarm.generates(self.pack)
             swarm.on_members = self._want_workers
             self._want_workers()
         if config.founds_swarm:
@@ -277,6 +278,7 @@ class Node:
         if local is not None:
             self._closing(local.close)
         options = await self._in_thread(lambda: parts.dispatch_options(config, pack, self._report))
+        self.verdict = await self._in_thread(lambda: whose_verdict(pack))
         self._has_local = local is not None
         if config.founds_swarm:
             file = config.state_dir / "routing.bin"

@@ -130,6 +130,7 @@ def _generation(node: Node) -> GenerationStatus:
         mode=config.mode,
         wires=_wires(node),
         speculate=str(config.speculate),
+        verdict=node.verdict,
     )
 
 

@@ -76,7 +76,8 @@ class ModelPack:
 
     `source` is the first part of the original GGUF; None where this machine has it no more, or not as it was.
     `backbone_known` says that the backbone file is still the one that was written here. `url`: the address that the
-    user onboarded it from, "" if none; with its query, so not for others.
+    user onboarded it from, "" if none; with its query, so not for others. `told_verdict`: where a member that
+    generates keeps what its founder says of the model (gate/told_verdict.py), None anywhere else.
     """
 
     path: Path
@@ -84,6 +85,7 @@ class ModelPack:
     source: Path | None
     backbone_known: bool = False
     url: str = field(default="", repr=False)
+    told_verdict: Path | None = None
 
     @property
     def backbone(self) -> Path:

@@ -58,7 +58,8 @@ class GenerationStatus(msgspec.Struct, frozen=True):
     """What the backbone is doing, and how it was told to do it.
 
     `tokens` since it started; `tokens_per_s` of the generation that ended last; `running` and `waiting` count
-    generations. `wires` are the types on the way out and back by layer, such as "INT8/F16".
+    generations. `wires` are the types on the way out and back by layer, such as "INT8/F16"; `verdict`
+    whose gate's verdict it goes by, "own" or "founder", "" for none, and behind a colon why the model fails by it.
     """
 
     active: bool
@@ -71,6 +72,7 @@ class GenerationStatus(msgspec.Struct, frozen=True):
     mode: str = "exact"
     wires: dict[str, str] = {}
     speculate: str = "off"
+    verdict: str = ""
 
 
 class TransportStatus(msgspec.Struct, frozen=True):

@@ -26,9 +26,11 @@ from swarmnode.bulk.server import BulkServer
 from swarmnode.bulk.source import Source
 from swarmnode.config import NodeConfig, format_address
 from swarmnode.coordination.agent import HoldingsAgent
+from swarmnode.coordination.founder_verdict import FounderVerdict
 from swarmnode.coordination.lead import Lead
 from swarmnode.coordination.messages import (
     Assign,
+    Gated,
     Leaving,
     Message,
     Released,
@@ -44,6 +46,8 @@ from swarmnode.discovery.record import PeerRecord, shown_name
 from swarmnode.dispatch.client import ExpertClient
 from swarmnode.dispatch.worker import ExpertWorker
 from swarmnode.errors import BadMessage, DispatchError, ModelError, SourceFailed, SwarmnodeError, UsageError
+from swarmnode.gate import gate_failure
+from swarmnode.gate.told_verdict import told_file
 from swarmnode.member import Member
 from swarmnode.member_view import MemberView
 from swarmnode.membership import BootstrapPeer, Invitation, Role, Ticket
@@ -104,6 +108,8 @@ class SwarmPart:
         self._tellers: dict[PeerId, Serves] = {}  # who says what this swarm runs
         self._told = asyncio.Event()
         self._serves: Serves | None = None  # what we generate with
+        self._gated: Gated | None = None  # what our gate says of it, if we founded the swarm
+        self._verdict = FounderVerdict(lambda note: emit("note", note=note), spawn)
         self._manifest: Manifest | None = None
         self._worker: ExpertWorker | None = None
         self._released = asyncio.Event()
@@ -208,6 +214,10 @@ class SwarmPart:
             folder.mkdir(parents=True, exist_ok=True)
             await asyncio.to_thread(write_atomically, folder / "manifest.json", data)
         pack = ModelPack(folder, manifest, None)
+        if self._config.is_backbone:
+            pack = replace(pack, told_verdict=told_file(folder, str(self.entry.membership.swarm)))
+            await self._verdict.settle(pack)
+            await asyncio.to_thread(gate_failure, pack, force=self._config.force)  # before the backbone is fetched
         if self._config.is_backbone and not pack.backbone.exists():
 
             def progress(done: int, total: int) -> None:
@@ -318,8 +328,10 @@ class SwarmPart:
                 return self._written(terms, one.secret)
         return await self.ticket(STANDING_S, 0, "worker")
 
-    def generates(self, pack: ModelPack) -> None:
+    async def generates(self, pack: ModelPack) -> None:
         """This node generates with this model: tell everybody, and give what it has of it."""
+        if self.entry.authority is not None:
+            self._gated = await self._verdict.message(pack)
         manifest = pack.manifest
         self._manifest = manifest
         model = bytes.fromhex(manifest.model_hash)
@@ -329,7 +341,8 @@ class SwarmPart:
             else PackProvider(manifest, pack.backbone)
         )
         self._serves = Serves(model, manifest.name)
-        self.member.mesh.broadcast(self._serves)
+        for peer in self.member.mesh.up():
+            self._tell_model(peer)
         self.member.discovery.refresh()
 
     def leads(self, lead: Lead) -> None:
@@ -413,14 +426,27 @@ class SwarmPart:
         if up:
             if self.lead is not None:
                 self.lead.linked(peer)
-            if self._serves is not None:
-                self.member.mesh.send(peer, self._serves)
+            self._tell_model(peer)
             self._report(peer)
+
+    def _tell_model(self, peer: PeerId) -> None:
+        """What this node generates with; before it, of the founder to who may generate too, what its gate says."""
+        if self._serves is None:
+            return
+        certificate = self.entry.membership.certificate_of(peer)
+        if self._gated is not None and certificate is not None and certificate.role != "worker":
+            self.member.mesh.send(peer, self._gated)
+        self.member.mesh.send(peer, self._serves)
 
     def _message(self, peer: PeerId, message: Message) -> None:
         match message:
             case Serves():
                 self._serves_now(peer, message)
+            case Gated() if self._config.is_backbone and self.entry.authority is None:
+                if self._is_founder(peer):
+                    self._verdict.heard(message)
+                else:
+                    self._verdict.from_another(peer.short)
             case Report() if self.lead is not None:
                 self.lead.reported(peer, message)
             case Report() if self.entry.authority is not None:

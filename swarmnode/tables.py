@@ -142,10 +142,19 @@ def _generation_rows(generation: Row, wires: dict[str, str]) -> dict[str, str]:
     where = kinds[0] if len(kinds) == 1 else "; ".join(by_kind)
     running, waiting, most = (generation[key] for key in ("running", "waiting", "parallel"))
     return {
-        "experts asked": f"{generation['mode']} mode, {where} on the wire",
+        "experts asked": f"{generation['mode']} mode, {where} on the wire{_gate(generation.get('verdict', ''))}",
         "generating": f"{running} of {most} at once in {generation['lanes']} contexts, {waiting} waiting; "
         f"drafts: {generation['speculate']}",
     }
+
+
+def _gate(verdict: str) -> str:
+    """As in " (the founder's gate)"; the own one is what everybody expects, unless the model failed it."""
+    whose, _, failure = verdict.partition(": ")
+    gate = "the founder's gate" if whose == "founder" else "its gate"
+    if failure:
+        return f"; failed {gate}: {failure}"
+    return f" (by {gate})" if whose == "founder" else ""
 
 
 def _swarm_rows(swarm: Row) -> dict[str, str]:

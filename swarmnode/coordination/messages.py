@@ -19,8 +19,10 @@ swarm   Records        records of peers, signed by them (discovery/record.py), t
         StatusWanted   member → member: what does your node look like?
         StatusTold     the answer (member_status.py), cut where it would be too large
         StatusRefused  or one line why not; with `again_s`, when to ask again
+        Gated          founder → members that may generate, before its Serves: its gate's verdict on that model
 
-A node that is too old to know StatusWanted skips it: who asks waits in vain, and says so.
+A node that is too old to know StatusWanted skips it: who asks waits in vain, and says so. One that is too old to know
+Gated goes by its own gate alone, as does one whose founder is too old to tell.
 Masks are little-endian bytes, bit e for expert e, as in dispatch/frames.py. Texts end on people's terminals: whatever
 cannot be printed in them is a space, as soon as a message is made or read.
 """
@@ -40,6 +42,7 @@ MAX_RECORDS = 64  # records per message
 MAX_EXPERTS = 1 << 16
 MAX_SITES = 4096
 MAX_STATUS = 1 << 18  # bytes, compressed: a node with a thousand peers fits
+MAX_VERDICT = 1 << 18  # bytes, compressed: 100 layers take 30,000
 
 Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Text = Annotated[str, msgspec.Meta(max_length=500)]
@@ -169,9 +172,16 @@ class StatusRefused(msgspec.Struct, frozen=True, tag="status-refused", tag_field
         _make_printable(self)
 
 
+class Gated(msgspec.Struct, frozen=True, tag="gated", tag_field="type"):
+    """What the founder's gate found out about this model, as `gate/verdict_bytes.py` packs it; b"" for nothing."""
+
+    model: Hash
+    verdict: Annotated[bytes, msgspec.Meta(max_length=MAX_VERDICT)] = b""
+
+
 Message = (
     Join | Joined | JoinDeclined | Records | Revoked | Serves | Report | Assign | Leaving | Released
-    | StatusWanted | StatusTold | StatusRefused
+    | StatusWanted | StatusTold | StatusRefused | Gated
 )  # fmt: skip
 
 _decoder = msgspec.msgpack.Decoder(Message)

@@ -120,9 +120,11 @@ def generation_lines(model: Model, width: int, height: int, look: Look) -> list[
         ("tokens", str(generation.tokens), looks.PLAIN),
         (
             "mode",
-            f"{generation.mode}, {wires[0] if len(wires) == 1 else 'mixed wires'}" if wires else generation.mode,
+            (f"{generation.mode}, {wires[0] if len(wires) == 1 else 'mixed wires'}" if wires else generation.mode)
+            + (", founder's gate" if generation.verdict == "founder" else ""),
             looks.PLAIN,
         ),
+        *([("failed", generation.verdict, looks.BAD)] if ":" in generation.verdict else []),
         ("drafts", generation.speculate, looks.PLAIN),
     ]
     return flow([(label, clean(value), style) for label, value, style in pairs], width, height)

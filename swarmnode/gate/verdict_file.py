@@ -6,7 +6,6 @@ import errno
 import os
 import stat
 import tempfile
-from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -14,12 +13,11 @@ import msgspec
 from swarmnode.compute.ggml import engine_build
 from swarmnode.compute.recipe import recipes_hash
 from swarmnode.errors import ModelError
-from swarmnode.gate.coding import WIRES, Codec, pair_name
-from swarmnode.gate.verdict import FORMAT, Bound, Verdict
+from swarmnode.gate.coding import Codec
+from swarmnode.gate.verdict import Bound, Verdict
+from swarmnode.gate.verdict_bytes import MAX_BYTES, check_verdict
 from swarmnode.model.atomic_file import write_atomically
 from swarmnode.onboard import ModelPack
-
-MAX_BYTES = 16 << 20  # 4,096 layers with all their figures take 6 MiB, and 100 layers 150 kB
 
 
 def bound_of(pack: ModelPack, codec: Codec | None = None) -> Bound:
@@ -53,36 +51,22 @@ def save_verdict(pack: ModelPack, verdict: Verdict) -> None:
 
 def load_verdict(pack: ModelPack) -> Verdict | str:
     """The pack's verdict, or why there is none that counts: a few words. Raises nothing."""
-    try:
-        data = _read(pack.verdict_file)
-    except FileNotFoundError:
+    found = read_verdict(pack.verdict_file, pack)
+    if found is None:
         return "not gated yet"
-    except OSError as error:
-        return f"its verdict cannot be read: {error.strerror}"
-    if len(data) > MAX_BYTES:
-        return "its verdict is too large to be one"
+    return f"its verdict {found}" if isinstance(found, str) else found
+
+
+def read_verdict(file: Path, pack: ModelPack) -> Verdict | str | None:
+    """The verdict on a pack's model in this file, what is wrong with it ("is damaged"), or None for no file."""
     try:
-        found = msgspec.json.decode(data, type=_Format).format
-        if found != FORMAT:
-            return f"its verdict is of another version (format {found}, not {FORMAT})"
-        verdict = msgspec.json.decode(data, type=Verdict)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
-        return "its verdict is damaged"
-    if not verdict.possible:
-        return "its verdict is damaged"
-    for what, ours in msgspec.structs.asdict(bound_of(pack)).items():
-        if getattr(verdict.bound, what) != ours:
-            return f"its verdict is of another {_NAMES[what]}"
-    sites = pack.manifest.sites
-    figures = [(site.layer, site.d_in, site.d_out) for site in verdict.sites]
-    if figures != [(site.layer, site.d_in, site.d_out) for site in sites]:
-        return "its verdict is of other layers"
-    for site in verdict.sites:
-        if site.lowest.keys() != site.mean.keys() or site.lowest.keys() not in (_KEYS, set()):
-            return "its verdict is incomplete"
-        if verdict.pairs and not site.measured:
-            return "its verdict is incomplete"
-    return verdict
+        data = _read(file)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    found = check_verdict(data, bound_of(pack), pack.manifest.sites)
+    return f"is {found}" if isinstance(found, str) else found
 
 
 def _read(path: Path) -> bytes:
@@ -95,13 +79,3 @@ def _read(path: Path) -> bytes:
             return file.read(MAX_BYTES + 1)
     finally:
         os.close(handle)
-
-
-class _Format(msgspec.Struct, frozen=True):
-    """What every version's verdict has."""
-
-    format: int
-
-
-_KEYS = {pair_name(pair).lower() for pair in product(WIRES, WIRES)}
-_NAMES = {"model": "model", "backbone": "backbone file", "recipes": "graph", "engine": "engine build", "codec": "codec"}

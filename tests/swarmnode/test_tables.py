@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from swarmnode.gate_view import GateProgress
-from swarmnode.status import MemberStatus, NodeStatus, PeerStatus, SwarmStatus, TransportStatus
+from swarmnode.status import GenerationStatus, MemberStatus, NodeStatus, PeerStatus, SwarmStatus, TransportStatus
 from swarmnode.tables import ProgressBar, node_table, peers_table, show
 
 NODE = NodeStatus(
@@ -94,3 +94,20 @@ def test_bars_are_for_terminals(
         assert not out
         assert ("backbone" in error) == (terminal == "1" and enabled)
         assert ("qwen3moe" in error) == (terminal == "1" and enabled and kind is GateProgress)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        ("", "partial mode, INT8/F16 on the wire"),
+        ("own", "partial mode, INT8/F16 on the wire"),
+        ("founder", "partial mode, INT8/F16 on the wire (by the founder's gate)"),
+        ("founder: KL 1 > 0.001", "partial mode, INT8/F16 on the wire; failed the founder's gate: KL 1 > 0.001"),
+        ("own: KL 1 > 0.001", "partial mode, INT8/F16 on the wire; failed its gate: KL 1 > 0.001"),
+    ],
+)
+def test_whose_gate_allows_the_wire(capsys: pytest.CaptureFixture[str], verdict: str, said: str) -> None:
+    generation = GenerationStatus(False, 0, 0.0, mode="partial", wires={"0": "INT8/F16"}, verdict=verdict)
+    out = shown(capsys, node_table(msgspec.to_builtins(msgspec.structs.replace(NODE, generation=generation))))
+    (line,) = [line for line in out.splitlines() if line.startswith("experts asked")]
+    assert line.split(maxsplit=2)[2].strip() == said

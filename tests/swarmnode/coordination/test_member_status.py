@@ -154,6 +154,7 @@ def test_whoever_adds_a_field_decides_whether_members_see_it() -> None:
     }  # fmt: skip
     assert {field.name for field in msgspec.structs.fields(GenerationStatus)} == {
         "active", "tokens", "tokens_per_s", "running", "waiting", "parallel", "lanes", "mode", "wires", "speculate",
+        "verdict",
     }  # fmt: skip
     assert {field.name for field in msgspec.structs.fields(PeerStatus)} == {
         "peer", "name", "role", "path", "reason", "rtt_ms", "loss", "relay", "up_Bps", "down_Bps", "holdings",

@@ -13,7 +13,9 @@ from swarmnode.coordination.messages import (
     HEADER_BYTES,
     MAX_MESSAGE,
     MAX_STATUS,
+    MAX_VERDICT,
     Assign,
+    Gated,
     Join,
     JoinDeclined,
     Joined,
@@ -50,6 +52,7 @@ EVERY: list[Message] = [
     StatusWanted(7),
     StatusTold(7, b"zlib", 1.5),
     StatusRefused(7, "it runs with --allow-view nobody"),
+    Gated(MODEL, b"zlib"),
 ]
 
 
@@ -62,6 +65,9 @@ def test_every_message_survives_the_wire(message: Message) -> None:
 
 def test_the_bytes_do_not_change() -> None:
     assert encode(StatusWanted(7)).hex() == "0000001c82a474797065ad7374617475732d77616e746564a66e756d62657207"
+    assert encode(Gated(bytes(32), b"x")).hex() == (
+        "0000003f83a474797065a56761746564a56d6f64656cc420" + "00" * 32 + "a776657264696374c40178"
+    )
     assert encode(Leaving()).hex() == "0000000e81a474797065a76c656176696e67"
     assert encode(Assign(8, bytes(32), {1: b"\xff"})).hex() == (
         "0000004784a474797065a661737369676ea66e756d62657208a56d6f64656cc420" + "00" * 32 + "a4686f6c648101c401ff"
@@ -88,10 +94,12 @@ def test_what_a_later_version_adds_is_ignored() -> None:
         msgspec.msgpack.encode({"type": "status-wanted", "number": -1}),
         msgspec.msgpack.encode({"type": "status-told", "number": 1, "status": bytes(MAX_STATUS + 1)}),
         msgspec.msgpack.encode({"type": "status-refused", "number": 1, "why": "x", "again_s": float("nan")}),
+        msgspec.msgpack.encode({"type": "gated", "model": b"short"}),
+        msgspec.msgpack.encode({"type": "gated", "model": MODEL, "verdict": bytes(MAX_VERDICT + 1)}),
         msgspec.msgpack.encode([1, 2]),
         b"\x91" * 5000,
     ],
-    ids=range(13),
+    ids=range(15),
 )
 def test_what_is_no_message_is_refused(body: bytes) -> None:
     with pytest.raises(BadMessage):

@@ -119,6 +119,17 @@ def test_help_and_the_question_fit(overlay: Overlay, width: int, height: int) ->
     assert ("PgUp" if overlay is Overlay.HELP else "y stops it") in "\n".join(lines)
 
 
+def test_a_wire_that_the_founder_s_gate_allows_says_so() -> None:
+    for verdict, said in (("own", "INT8/F16"), ("founder", "INT8/F16, founder's gate"), ("founder: KL", "founder: KL")):
+        status = fake_status(5, 3)
+        generation = msgspec.structs.replace(status.generation, verdict=verdict)
+        model = Model()
+        model.take(msgspec.structs.replace(status, generation=generation), 1.0)
+        screen = "\n".join(texts(compose(model, Ui(), 200, 50)))
+        assert said in screen
+        assert ("founder" in screen) is (verdict != "own")
+
+
 @pytest.mark.parametrize("page", list(Page))
 def test_pages(page: Page) -> None:
     lines = texts(compose(model_of(50), Ui(page=page), 80, 24))

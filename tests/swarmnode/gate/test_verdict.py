@@ -18,7 +18,8 @@ from swarmnode.gate import best_wires, gate_failure, load_verdict, save_verdict,
 from swarmnode.gate.coding import Pair
 from swarmnode.gate.known_verdicts import keep_verdict
 from swarmnode.gate.verdict import MAX_SITES, SAFE, VERIFIED, LocalFigures, SiteFigures, Verdict, printable
-from swarmnode.gate.verdict_file import MAX_BYTES, bound_of, check_writable
+from swarmnode.gate.verdict_bytes import MAX_BYTES
+from swarmnode.gate.verdict_file import bound_of, check_writable
 from swarmnode.onboard import ModelPack
 from tests.swarmnode.gate.samples import PAIRS, site, unmeasured, verdict
 
