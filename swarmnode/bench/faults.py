@@ -11,7 +11,7 @@ prompt.
     stall       the longest pause between two tokens in the WINDOW_S after a kill, less the usual one; a pause before a
                 generation's first token is compared with the usual one before first tokens
     in use      the same, only where the worker had been asked something in the second before it was killed
-    spared      kills at which there were COPIES of every expert on the workers
+    spared      kills at which every expert had COPIES on workers: only finding out costs time; else, perhaps, a fetch
     quiet       the same over windows without a kill: what the machine's other work does alone
     bound       two round trips and half a second
 
@@ -23,11 +23,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import os
 import random
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,13 +79,14 @@ class Gap:
 
 @dataclass(slots=True)
 class Kill:
-    """One worker's death. `in_use`: it was being asked. `spared`: there were COPIES of everything."""
+    """One worker's death. `in_use`: it was being asked. `until`: it was taken up again, or the window ended."""
 
     at: float
     worker: str
     in_use: bool
     spared: bool  # there were copies of everything
     until: float = 0.0
+    watched_until: float = math.inf  # the generation that it met ended
     stall_s: float = 0.0
     before_first: bool = False  # the longest pause was one before a first token
 
@@ -138,7 +141,7 @@ class _Bench:
         self._workers: list[str] = []
         self._rows: dict[str, int] = {}
         self._used_at: dict[str, float] = {}
-        self._spared = False
+        self._away = ""  # who is killed, and not taken up again
         self._request = GenerateRequest(prompt=PROMPT, max_tokens=options.tokens, digests=True, ignore_end=True)
         self._expected: list[tuple[int, str]] = []
 
@@ -175,7 +178,8 @@ class _Bench:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
         for kill in self.record.kills:
-            kill.stall_s, kill.before_first = self.record.stall(kill.at, kill.at + WINDOW_S)
+            ends = min(kill.at + WINDOW_S, kill.watched_until)
+            kill.stall_s, kill.before_first = self.record.stall(kill.at, ends)
 
     async def _continuously(self) -> None:
         loop = asyncio.get_running_loop()
@@ -184,7 +188,7 @@ class _Bench:
         try:
             while (at := loop.time() + self._chance.uniform(*self.options.every)) < end - AWAY_S[1]:
                 await asyncio.sleep(at - loop.time())
-                kill = self._kill()
+                kill = await self._kill()
                 await asyncio.sleep(self._chance.uniform(*AWAY_S))
                 await self._bring_back(kill)
             await generating
@@ -198,9 +202,10 @@ class _Bench:
         for _ in range(self.options.single):
             generating, began = asyncio.create_task(self._generate()), loop.time()
             await asyncio.sleep(self._chance.uniform(0.0, self.options.within or usual))
-            kill = self._kill()
+            kill = await self._kill()
             await generating
-            took = loop.time() - began
+            kill.watched_until = loop.time()
+            took = kill.watched_until - began
             usual = took if usual > took or len(self.record.kills) == 1 else usual + (took - usual) / 4
             await self._bring_back(kill)
 
@@ -234,19 +239,24 @@ class _Bench:
 
     # ---- workers
 
-    def _kill(self) -> Kill:
+    async def _kill(self) -> Kill:
         name = self._chance.choice(self._workers)
+        spared = self._is_whole(await self._founder.status())
         now = asyncio.get_running_loop().time()
-        kill = Kill(now, name, in_use=now - self._used_at.get(name, 0.0) < USE_S, spared=self._spared)
+        kill = Kill(now, name, in_use=now - self._used_at.get(name, 0.0) < USE_S, spared=spared)
         kill.until = now + WINDOW_S
         self.record.kills.append(kill)
         self._swarm.nodes[name].kill()
+        self._away = name
         return kill
 
     async def _bring_back(self, kill: Kill) -> None:
         loop = asyncio.get_running_loop()
         await self._swarm.nodes[kill.worker].stop()
+        attached = len(self._founder.events("attached"))
         await self._swarm.again(kill.worker, "--memory", self.options.memory)
+        await self._founder.wait_for("attached", attached + 1)
+        self._away = ""
         with contextlib.suppress(TimeoutError):
             await self._whole()
         kill.until = max(kill.until, loop.time() + 1.0)
@@ -258,13 +268,13 @@ class _Bench:
                 await asyncio.sleep(0.2)
 
     def _is_whole(self, status: Json) -> bool:
-        held = [peer["experts"] for peer in status["peers"] if peer["role"] == "worker" and peer["experts"]]
-        return len(held) == len(self._workers) and sum(held) >= COPIES * self._experts
+        workers = [peer for peer in status["peers"] if peer["role"] == "worker" and peer["name"] != self._away]
+        attached = sum(bool(peer["experts"]) for peer in workers) == len(self._workers)
+        return attached and fewest_copies([peer["holdings"] for peer in workers], self._experts) >= COPIES
 
     async def _watch_use(self) -> None:
         while True:
             status = await self._founder.status()
-            self._spared = self._is_whole(status)
             for peer in status["peers"]:
                 name, rows = str(peer["name"]), peer.get("rows", 0)
                 if rows != self._rows.get(name, 0):
@@ -286,6 +296,16 @@ async def run(options: FaultOptions) -> Json:
     return report(options, bench.record, before)
 
 
+def fewest_copies(holdings: Sequence[Mapping[str, str]], n_experts: int) -> int:
+    """On how many workers the rarest expert is. `holdings`: of each worker, layer → ranges, as in `status`."""
+    copies: Counter[tuple[str, int]] = Counter()
+    for held in holdings:
+        for layer, ranges in held.items():
+            for low, _, high in (part.partition("-") for part in ranges.split(",")):
+                copies.update((layer, expert) for expert in range(int(low), int(high or low) + 1))
+    return min(copies.values(), default=0) if len(copies) == n_experts else 0
+
+
 def report(options: FaultOptions, record: Record, load_before: Sequence[float]) -> Json:
     """The figures as JSON; times in milliseconds."""
     rtt_s = LinkEmulation.parse(options.emulate).rtt if options.emulate else 0.0
@@ -304,6 +324,7 @@ def report(options: FaultOptions, record: Record, load_before: Sequence[float]) 
         "usual_first_ms": round(record.usual(first=True) * 1e3, 1),
         "bound_ms": round(2 * rtt_s * 1e3 + 500),
         "stall_ms": _spread([kill.stall_s for kill in record.kills]),
+        "stall_spared_ms": _spread([kill.stall_s for kill in record.kills if kill.spared]),
         "stall_in_use_ms": _spread([kill.stall_s for kill in record.kills if kill.in_use]),
         "quiet_ms": _spread(record.quiet()),
         "each": [
@@ -334,9 +355,10 @@ def _print(result: Json) -> None:
     print(f"aborted {result['aborted']}   different from the local run {result['different']}")
     print(f"usual pause {result['usual_ms']} ms, before a first token {result['usual_first_ms']} ms")
     print(f"{'':16}{'p50':>8}{'p95':>8}{'max':>8}   ms, bound {result['bound_ms']}")
-    for label, key in (("stall", "stall_ms"), ("  in use", "stall_in_use_ms"), ("quiet", "quiet_ms")):
-        row: dict[str, Any] | None = result[key]
-        print(f"{label:16}" + ("       –" * 3 if row is None else "".join(f"{row[p]:8.0f}" for p in row)))
+    for key in ("stall", "stall_spared", "stall_in_use", "quiet"):
+        row: dict[str, Any] | None = result[f"{key}_ms"]
+        figures = "       –" * 3 if row is None else "".join(f"{row[p]:8.0f}" for p in row)
+        print(f"{key.replace('_', ' '):16}{figures}")
     for reason in result["reasons"]:
         print(f"aborted: {reason}")
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnode.bench.faults import FaultOptions, Gap, Kill, Record, main, report, run
+from swarmnode.bench.faults import FaultOptions, Gap, Kill, Record, fewest_copies, main, report, run
 
 
 async def test_a_killed_worker_changes_nothing_but_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +50,15 @@ def test_windows_with_a_kill_are_not_quiet() -> None:
     assert len(record.quiet()) == 6
     record.kills.append(Kill(4.0, "w", in_use=False, spared=True, until=9.5))
     assert len(record.quiet()) == 3
+
+
+def test_every_expert_must_be_there_twice_not_only_as_many_altogether() -> None:
+    one, other = {"0": "0-3", "1": "0-3"}, {"0": "0-3", "1": "0,2"}
+    assert fewest_copies([one, one], 8) == 2
+    assert fewest_copies([one, one, other], 8) == 2
+    assert fewest_copies([one, other, {"0": "0-1"}], 8) == 1  # sixteen altogether
+    assert fewest_copies([other], 8) == 0  # two are with nobody
+    assert fewest_copies([], 8) == 0
 
 
 @pytest.mark.parametrize("every", ["often", "0-5", "nan", "-"])
