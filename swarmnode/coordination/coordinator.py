@@ -7,12 +7,13 @@ that exchange) is something given up that nobody else holds yet.
 
     somebody came                 plan SETTLE_S after the last one came
     somebody came back            plan after BACK_S: with others that come back nothing has to be moved
-    an expert is with nobody      plan at once
+    an expert is with nobody      plan at once, also where who holds it is not heard any more
     a holder of spares is gone    plan after RETURN_S: a device that restarts brings its slices back
     somebody wants to leave       plan without it, release it when the others have what it held
     a worker is linked anew       its last order again, under a new number
     routing changed               look every REVIEW_S, change only for a clear gain (planner.replan)
     it has trouble, or cannot be called: plan without it; with it again when that is over
+    it is not heard any more      no plan that counts on it, no further step: it may be back, or be found gone
     a worker's speed changed      look SPEED_S after that, not more often than QUICK_REVIEW_S
 
 A worker that the plan has no use for holds a few experts all the same, those asked for most: dispatch sends it a copy
@@ -60,6 +61,9 @@ class _Worker:
     leaving: bool = False
     is_late: bool = False  # makes no progress with what it was told
     callable: bool = True  # this node's client reaches it
+    heard: bool = True  # something comes from it
+    silent_at: float = -math.inf  # when that ended
+    planned_without: bool = False  # as it was not heard then
     ordered: Holdings = field(default_factory=dict)  # what it was told last
     number: int = 0
     progress_at: float = 0.0
@@ -69,7 +73,7 @@ class _Worker:
     @property
     def usable(self) -> bool:
         out = self.leaving or self.distrusted or self.is_late or self.standing.trouble
-        return not out and self.callable
+        return not out and self.callable and self.heard
 
     @property
     def carried_out(self) -> bool:
@@ -151,6 +155,20 @@ class Coordinator:
             worker.callable = is_so
             self._want(now + SETTLE_S, "a worker can be called" if is_so else "a worker cannot be called")
 
+    def heard(self, peer: str, is_so: bool, now: float) -> None:
+        """Something comes from a worker again, or nothing any more: it may be gone, which is known for sure later."""
+        worker = self._workers.get(peer)
+        if worker is None or worker.heard == is_so:
+            return
+        worker.heard = is_so
+        if not is_so:
+            worker.silent_at = now
+            if self._plan is not None and self._held_nowhere():
+                self._want(now, "experts were lost")
+        elif worker.planned_without:
+            worker.planned_without = False
+            self._want(now + SETTLE_S, "a worker recovered")
+
     def gone(self, peer: str, now: float) -> None:
         """A worker's connection is lost, or its record has expired."""
         worker = self._workers.pop(peer, None)
@@ -205,15 +223,17 @@ class Coordinator:
 
     def next_due(self) -> float:
         """When `step` has something to do if nothing happens before."""
-        return min(self._due, self._review)
+        due = min(self._due, self._review)
+        return due if self._why in _URGENT else max(due, self._waits_until())
 
     def step(self, now: float) -> list[Outcome]:
         """Plan where it is time to, order what is to be ordered next."""
         outcomes: list[Outcome] = []
-        if now >= self._due:
+        waits = now < self._waits_until()
+        if now >= self._due and not (waits and self._why not in _URGENT):
             why, self._due, self._why = self._why, math.inf, ""
             self._adopt(self._planned(now), why, now, outcomes)
-        elif now >= self._review:
+        elif now >= self._review and not waits:
             self._looked_at(now)
             if self._plan is not None and self._final:
                 better = self._better(self._plan, now)
@@ -226,6 +246,11 @@ class Coordinator:
         return outcomes
 
     # ---- how
+
+    def _waits_until(self) -> float:
+        """Until when nothing is moved because somebody whom the plan counts on is not heard."""
+        silent = (w.silent_at for w in self._workers.values() if not w.heard and not w.planned_without)
+        return max(silent, default=-math.inf) + RETURN_S
 
     def _has_its_part(self, worker: _Worker) -> bool:
         """Did it come back with what the plan gives it, before there was another? Then nothing has to be planned."""
@@ -241,7 +266,8 @@ class Coordinator:
     def _want(self, at: float, why: str) -> None:
         if why not in _URGENT:
             at = max(at, self._planned_at + max(GAP_S, GAP_FACTOR * self._took))
-        if at < self._due or not math.isfinite(self._due):
+        first = why in _URGENT and self._why not in _URGENT  # what waits for somebody may be due long since
+        if first or at < self._due or not math.isfinite(self._due):
             self._due, self._why = at, why
         elif why == "a worker came":
             self._due = max(self._due, min(at, self._due + SETTLE_S))
@@ -287,6 +313,8 @@ class Coordinator:
     def _adopt(self, placement: Placement, why: str, now: float, outcomes: list[Outcome]) -> None:
         before = self._plan
         self._plan, self._final, self._planned_at = placement, False, now
+        for worker in self._workers.values():
+            worker.planned_without = not worker.heard
         self._note_shares(placement, now)
         self._looked_at(now)
         self._targets = self._wanted_of_each()
@@ -318,7 +346,7 @@ class Coordinator:
                 worker.is_late = True
                 self._want(now, "a worker does not take its experts")
         settled = all(worker.carried_out for worker in self._workers.values() if worker.usable)
-        if settled and not math.isfinite(self._due) and not self._final:
+        if settled and not math.isfinite(self._due) and not self._final and now >= self._waits_until():
             self._next_step(now, outcomes)
         is_done = settled and self._final and not math.isfinite(self._due)
         for peer, worker in self._workers.items():

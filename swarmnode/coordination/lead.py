@@ -22,7 +22,8 @@ from swarmnode.placement.routing import RoutingStats
 from transport.identity import PeerId
 
 ATTACH_S = 15.0  # until a worker that reports must be attached to this node's client: dials, a slow handshake
-LOOK_S = 5.0  # at least so often time passes for the coordinator
+LOOK_S = 0.5  # at least so often it is looked who is heard, and time passes for the coordinator
+UNHEARD_S = 0.5  # a connection that is replaced is away for less
 Emit = Callable[..., None]
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class Swarm(Protocol):
 
     def recent(self, peer: PeerId) -> tuple[float | None, float] | None:
         """What calls of a worker took lately, s, and their rows, as the client has seen it; None where it is not
-        attached."""
+        attached, or nothing comes from it any more."""
 
     def keep_local(self, masks: Holdings) -> None:
         """Compute these experts here from now on."""
@@ -67,6 +68,8 @@ class Lead:
         self._latest: dict[PeerId, Report] = {}
         self._news: dict[PeerId, Report] = {}  # of these, not looked at yet: a flood replaces itself
         self._alone_since: dict[PeerId, float] = {}  # reports, and is not attached
+        self._called: set[PeerId] = set()  # have been attached since they were linked
+        self._unheard_since: dict[PeerId, float] = {}  # of these
         self._leaving: set[PeerId] = set()
         self._fresh: set[PeerId] = set()  # linked anew, and not heard since
 
@@ -89,6 +92,7 @@ class Lead:
         """A member has a new link: whatever it did before, it is here."""
         self._leaving.discard(peer)
         self._fresh.add(peer)
+        self._called.discard(peer)
 
     def leaving(self, peer: PeerId) -> None:
         """A worker wants to go."""
@@ -98,6 +102,8 @@ class Lead:
     def gone(self, peer: PeerId) -> None:
         """A worker is not there any more."""
         self._fresh.discard(peer)
+        self._called.discard(peer)
+        self._unheard_since.pop(peer, None)
         self._news.pop(peer, None)
         self._alone_since.pop(peer, None)
         if self._latest.pop(peer, None) is not None:
@@ -139,6 +145,8 @@ class Lead:
             self._look_at(peer, now)
         while self._events:
             self._events.popleft()(now)
+        for peer in self._latest:
+            self._listen(peer, now)
         if now >= self._coordinator.next_due():
             sites = range(len(self._n_expert))
             self._coordinator.learn(
@@ -160,6 +168,15 @@ class Lead:
             self._coordinator.reached(str(peer), True, now)
         elif now - self._alone_since.setdefault(peer, now) > ATTACH_S:
             self._coordinator.reached(str(peer), False, now)
+
+    def _listen(self, peer: PeerId, now: float) -> None:
+        """A worker that was called and from which nothing comes may be gone long before its link says so."""
+        if self._swarm.recent(peer) is not None:
+            self._called.add(peer)
+            self._unheard_since.pop(peer, None)
+            self._coordinator.heard(str(peer), True, now)
+        elif peer in self._called and now - self._unheard_since.setdefault(peer, now) >= UNHEARD_S:
+            self._coordinator.heard(str(peer), False, now)
 
     def _standing(self, peer: PeerId, report: Report) -> Standing:
         rtt_s, row_s = self._pace(peer, report)

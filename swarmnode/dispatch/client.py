@@ -192,9 +192,13 @@ class ExpertClient:
         return self._calls.pieces.prompt_chunk(self._sites.values(), most)
 
     def recent(self, peer: str) -> tuple[float | None, float] | None:
-        """Return what a peer's last calls of decode size took, s, and their rows; None if it is not attached."""
+        """Return what a peer's last calls of decode size took, s, and their rows.
+
+        None if it is not attached, or most likely gone: nothing comes from it, and it acknowledges no ping.
+        """
+        now = time.monotonic()
         for worker in reversed(self._roster.attached.values()):
-            if worker.peer == peer and not worker.leaving:
+            if worker.peer == peer and not worker.leaving and not worker.unheard(now):
                 return worker.latency.recent_s, worker.latency.recent_pairs
         return None
 

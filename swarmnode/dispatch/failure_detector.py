@@ -6,6 +6,10 @@ Where nothing comes back in time, what the worker was sent goes to others, as if
 `health.py` are for workers that live and are slow. Calls of decode size need no ping: their deadlines are near enough.
 
 Owned by `watch.py`, one per worker that had a large call.
+
+`unheard` is another question, which concerns who plans: whether a worker is so long silent that nothing should count on
+it. A connection ends by itself only after the idle time-out, and what others gave up meanwhile, because the dead one
+holds it too, is then with nobody. Asked by `remote_worker.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +22,19 @@ from swarmnode.dispatch.health import FAR_FACTOR
 QUIET_S = 0.1
 MOST_PATIENT = 8  # times as long at most, for a worker that has lived after all
 FORGIVEN = 16  # pings answered in time, after which it is given half of that
+GONE_S = 1.0  # after a ping: a machine that swaps or collects its garbage stands still for less
+IDLE_GONE_S = 4.5  # one and a half of the transport's keep-alive intervals: one of its pings has brought nothing
+
+
+def unheard(now: float, heard_at: float, pinged_at: float, rtt_s: float) -> bool:
+    """Say whether a worker acknowledges no ping, so that it is most likely gone. Seconds of one clock.
+
+    `heard_at`: when anything last came from it. `pinged_at`: when it was pinged for a deadline that it let pass; inf
+    where it has let none pass. The transport pings all that are quiet.
+    """
+    if heard_at <= pinged_at < math.inf:
+        return now - pinged_at > GONE_S + 3 * rtt_s
+    return now - heard_at > IDLE_GONE_S + 3 * rtt_s
 
 
 class Sign(Enum):

@@ -18,6 +18,7 @@ from typing import Protocol
 from swarmnode.compute.chunks import MIN_CHUNK
 from swarmnode.compute.recipe import Site
 from swarmnode.dispatch.codec import F32, WireType
+from swarmnode.dispatch.failure_detector import unheard
 from swarmnode.dispatch.frame_link import FrameLink
 from swarmnode.dispatch.frames import (
     ANSWER_SIZE,
@@ -119,7 +120,7 @@ class RemoteWorker:
         self.answered_at = -math.inf  # its last good answer
         self._calls = 0
         self._rows = 0
-        self._silent = False  # let a deadline pass, and has said nothing since
+        self._silent_at = math.inf  # when it let a deadline pass; it was pinged then, and has said nothing since
         self._asked_at = time.monotonic()
         self._thin, self._thin_age = False, 0
 
@@ -158,8 +159,15 @@ class RemoteWorker:
 
     def late(self, now: float) -> None:
         """Note that a deadline passed. Until it says anything, this worker may be gone: others are asked first."""
-        self._silent = True
+        if self._silent_at == math.inf:
+            self._silent_at = now
+            self._link.connection.ping()
         self.health.fault("late", now)
+
+    def unheard(self, now: float) -> bool:
+        """Return whether nothing at all comes from this worker, so that it is most likely gone."""
+        connection = self._link.connection
+        return unheard(now, connection.heard_at, self._silent_at, connection.stats().rtt_s or 0.0)
 
     def wants_probe(self, now: float, idle_s: float, unsure_s: float) -> bool:
         """Return whether this worker should show its speed: nobody has asked it for `idle_s`, or for `unsure_s` where
@@ -170,7 +178,7 @@ class RemoteWorker:
         return not self._suspended(now)
 
     def _suspended(self, now: float) -> bool:
-        if self.suspected or self._silent or self.health.suspended(now):
+        if self.suspected or self._silent_at < math.inf or self.health.suspended(now):
             return True
         # A worker that does not even refuse what was cancelled is stuck; its allowance must not fill up with that.
         return self._cancelled * 2 >= self.limits.max_calls
@@ -249,7 +257,7 @@ class RemoteWorker:
             self._events.on_sent(attempt, share, len(frame))
 
     def _on_frame(self, frame: Frame) -> None:
-        self._silent = False
+        self._silent_at = math.inf
         match frame:
             case Answer():
                 self._on_answer(frame)

@@ -361,3 +361,90 @@ def test_a_spare_that_comes_back_with_its_slices_changes_nothing() -> None:
     outcomes = swarm.run(RETURN_S + 5)
     assert [one for one in outcomes if isinstance(one, Planned)] == []
     assert [one.hold for one in outcomes if isinstance(one, Order)] == [held]
+
+
+def _twins() -> Swarm:
+    """Two workers of which each holds everything."""
+    swarm = Swarm(a=64 * SIZE, b=64 * SIZE)
+    swarm.coordinator = Coordinator(request(replicas=2))
+    for peer in ("a", "b"):
+        swarm.report(peer)
+    swarm.run(5.0)
+    assert swarm.held["a"] == swarm.held["b"] == EVERYTHING
+    return swarm
+
+
+def test_a_worker_that_is_not_heard_any_more_is_planned_around_at_once_where_nobody_else_has_what_it_holds() -> None:
+    swarm = Swarm(a=64 * SIZE, b=64 * SIZE)
+    swarm.run(5.0)
+    silent = next(peer for peer in ("a", "b") if any(swarm.held[peer].values()))
+    swarm.coordinator.heard(silent, False, swarm.now)
+    outcomes = swarm.run(1.0, deaf=silent)
+    assert [one.why for one in outcomes if isinstance(one, Planned)] == ["experts were lost"]
+    back = swarm.held.pop(silent)
+    assert swarm.covered()
+    swarm.held[silent] = back
+    swarm.coordinator.heard(silent, True, swarm.now)
+    assert [one.why for one in swarm.run(3.0) if isinstance(one, Planned)] == ["a worker recovered"]
+
+
+def test_a_plan_at_the_very_moment_of_silence_is_one_without_the_silent_worker() -> None:
+    swarm = Swarm(a=64 * SIZE, b=64 * SIZE)
+    swarm.run(5.0)
+    silent = next(peer for peer in ("a", "b") if any(swarm.held[peer].values()))
+    swarm.coordinator.heard(silent, False, swarm.now)
+    assert any(isinstance(one, Planned) for one in swarm.coordinator.step(swarm.now))
+    swarm.coordinator.heard(silent, True, swarm.now)
+    assert [one.why for one in swarm.run(3.0) if isinstance(one, Planned)] == ["a worker recovered"]
+
+
+def test_nothing_is_given_up_that_only_a_worker_holds_who_is_not_heard() -> None:
+    swarm = _twins()
+    swarm.coordinator.heard("b", False, swarm.now)
+    swarm.budgets["c"], swarm.held["c"], swarm.done["c"] = 64 * SIZE, {}, 0
+    swarm.report("c")
+    assert swarm.run(RETURN_S - 1.0, deaf="b") == []
+    assert swarm.coordinator.next_due() > swarm.now  # nobody looks all the time whether there is something to do
+    swarm.coordinator.heard("b", True, swarm.now)
+    assert [one.why for one in swarm.run(2.0) if isinstance(one, Planned)] == ["a worker came"]
+
+
+def test_silence_does_not_hold_up_plans_for_ever() -> None:
+    swarm = _twins()
+    swarm.coordinator.heard("b", False, swarm.now)
+    swarm.budgets["c"], swarm.held["c"], swarm.done["c"] = 64 * SIZE, {}, 0
+    swarm.report("c")
+    outcomes = swarm.run(RETURN_S + 1.0, deaf="b")
+    assert [one.why for one in outcomes if isinstance(one, Planned)] == ["a worker came"]
+    assert all(one.peer != "b" for one in outcomes if isinstance(one, Order))
+    swarm.coordinator.heard("b", True, swarm.now)
+    assert [one.why for one in swarm.run(3.0) if isinstance(one, Planned)] == ["a worker recovered"]
+
+
+def test_a_plan_that_waits_for_a_silent_worker_does_not_keep_lost_experts_waiting() -> None:
+    swarm = _twins()
+    swarm.coordinator.heard("b", False, swarm.now)
+    swarm.budgets["c"], swarm.held["c"], swarm.done["c"] = 64 * SIZE, {}, 0
+    swarm.report("c")
+    assert swarm.run(5.0, deaf="b") == []
+    swarm.held.pop("a")
+    swarm.coordinator.gone("a", swarm.now)
+    outcomes = swarm.run(1.0, deaf="b")
+    assert [one.why for one in outcomes if isinstance(one, Planned)] == ["experts were lost"]
+    assert swarm.held["c"] == EVERYTHING
+
+
+def test_a_step_waits_for_a_worker_that_is_not_heard() -> None:
+    """What others are to drop at the last step may be what only the silent one has."""
+    swarm = _twins()
+    swarm.budgets["c"], swarm.held["c"], swarm.done["c"] = 64 * SIZE, {}, 0
+    swarm.report("c")
+    while not any(isinstance(one, Planned) for one in swarm.run(0.25, deaf="c")):
+        pass
+    swarm.coordinator.heard("b", False, swarm.now)
+    swarm.done["c"] = swarm.coordinator._workers["c"].number
+    swarm.held["c"] = dict(swarm.coordinator._workers["c"].ordered)
+    swarm.report("c")
+    assert swarm.run(5.0, deaf="b") == []
+    swarm.coordinator.heard("b", True, swarm.now)
+    assert [one.peer for one in swarm.run(2.0) if isinstance(one, Order)] == ["b"]

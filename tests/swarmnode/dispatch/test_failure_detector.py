@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 import numpy as np
 import pytest
 
 from swarmnode.dispatch.call_actions import CallPolicy
-from swarmnode.dispatch.failure_detector import FORGIVEN, QUIET_S, FailureDetector, Sign
+from swarmnode.dispatch.failure_detector import (
+    FORGIVEN,
+    GONE_S,
+    IDLE_GONE_S,
+    QUIET_S,
+    FailureDetector,
+    Sign,
+    unheard,
+)
 from swarmnode.dispatch.options import DispatchOptions
 from tests.swarmnode.dispatch.samples import SITES, everything, local_rows, make_input
-from tests.swarmnode.dispatch.swarm import GatedEngine, swarm
+from tests.swarmnode.dispatch.swarm import GatedEngine, eventually, swarm
+from transport.config import TransportConfig
 
 SLACK_S = 0.25
 
@@ -107,3 +117,46 @@ async def test_a_worker_that_computes_for_long_is_not_given_up() -> None:
         assert np.allclose(rows, local_rows(SITES[0], x, ids, weights), rtol=1e-5, atol=1e-5)
         assert s.client.site_stats()[0].late == 0
         assert other.real.stats().calls == 0
+
+
+@pytest.mark.parametrize(("rtt_s", "limit"), [(0.0, GONE_S), (0.2, GONE_S + 0.6)])
+def test_who_acknowledges_no_ping_is_unheard_after_a_second_and_three_round_trips(rtt_s: float, limit: float) -> None:
+    assert not unheard(10.0 + limit - 0.01, heard_at=9.9, pinged_at=10.0, rtt_s=rtt_s)
+    assert unheard(10.0 + limit + 0.01, heard_at=9.9, pinged_at=10.0, rtt_s=rtt_s)
+    assert not unheard(10.0 + limit + 0.01, heard_at=10.1, pinged_at=10.0, rtt_s=rtt_s)  # slow, and there
+
+
+def test_who_is_asked_nothing_is_unheard_when_a_keep_alive_has_brought_nothing() -> None:
+    assert not unheard(10.0 + IDLE_GONE_S - 0.01, heard_at=10.0, pinged_at=math.inf, rtt_s=0.0)
+    assert unheard(10.0 + IDLE_GONE_S + 0.01, heard_at=10.0, pinged_at=math.inf, rtt_s=0.0)
+
+
+async def test_a_worker_that_died_without_a_word_is_known_to_be_gone_long_before_its_connection_ends() -> None:
+    async with swarm(DispatchOptions()) as s:
+        victim = await s.add(everything())
+        peer = str(victim.endpoint.peer_id)
+        for seed in range(3):
+            await s.check(seed=seed)
+        await s.add(everything())
+        assert s.client.recent(peer) is not None
+        victim.endpoint.socket.udp.close()
+        began = time.monotonic()
+        await s.check(seed=3)
+        await eventually(lambda: s.client.recent(peer) is None)
+        assert time.monotonic() - began < 0.6 * TransportConfig().idle_timeout
+        assert len(s.client.workers()) == 2  # its connection does not know
+
+
+async def test_a_worker_that_is_late_and_lives_is_not_taken_for_gone() -> None:
+    async with swarm(DispatchOptions(late_unknown_s=0.1)) as s:
+        engine = GatedEngine(everything())
+        slow = await s.add({}, engine=engine)
+        peer = str(slow.endpoint.peer_id)
+        calling = asyncio.create_task(s.call(0, *make_input(SITES[0], 1)))
+        await engine.wait_entered()
+        await s.add(everything())
+        await calling
+        assert s.client.site_stats()[0].late == 1
+        await asyncio.sleep(GONE_S + 0.3)
+        assert s.client.recent(peer) is not None
+        engine.open()
