@@ -32,7 +32,7 @@ import msgspec
 
 from swarmnode.backbone.trace import accept_apart, trace_apart, trace_backbone
 from swarmnode.compute.recipe import Site
-from swarmnode.errors import Cancelled, DownloadFailed, ManifestMismatch, ModelError, SourceChanged
+from swarmnode.errors import Cancelled, DownloadFailed, ManifestMismatch, ModelError, SourceChanged, UsageError
 from swarmnode.model.atomic_file import write_atomically
 from swarmnode.model.backbone_file import backbone_digest, remote_weights, write_backbone
 from swarmnode.model.backbone_values import check_values
@@ -119,6 +119,13 @@ class ModelPack:
             raise ModelError(f"{self.backbone}: does not have the manifest's SHA-256; run swarmnode onboard again")
 
 
+def check_whole(file: Path) -> None:
+    """Raise UsageError for a pack's backbone file, which is a model with a hole in place of its experts."""
+    real = file.resolve()
+    if real.name == _BACKBONE and (real.parent / _MANIFEST).is_file():
+        raise UsageError(f"{file}: a model pack's file, without experts; give the pack ({real.parent}) or the GGUF")
+
+
 def onboard(
     source: Path | str,
     pack: Path,
@@ -144,6 +151,7 @@ def onboard(
     url = url_of(source)
     if url is not None:
         return _onboard_far(url, pack, report, hash_all=hash_all, back_off_s=back_off_s)
+    check_whole(Path(source))
     gguf = GgufFile.open(source)
     check_model(gguf)
     sweep(pack)

@@ -40,7 +40,7 @@ from swarmnode.model.manifest import corrupt_expert, told_address
 from swarmnode.model.recorded_digests import RecordedDigests
 from swarmnode.model.source_bank import SourceBank
 from swarmnode.model.store import SliceStore
-from swarmnode.onboard import ModelPack, onboard
+from swarmnode.onboard import ModelPack, check_whole, onboard
 
 if TYPE_CHECKING:
     from swarmnode.model.http_source import HttpSource
@@ -334,6 +334,7 @@ class Drafting:
         self.make: MakeDrafter | None = None
         self._model: DraftModel | None = None
         if isinstance(config.speculate, Path):
+            check_whole(config.speculate)
             first = sessions[0]
             self.make = self._model = DraftModel(
                 config.speculate,

@@ -204,6 +204,23 @@ def test_nothing_where_a_name_is_wanted(
     assert message in err
 
 
+def test_a_packs_backbone_file_is_no_model(pack: ModelPack, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It loads, and its experts are a hole: zeros."""
+    link = tmp_path / "whole.gguf"
+    link.symlink_to(pack.backbone)
+    for file in (pack.backbone, link):
+        for arguments in (["onboard", str(file)], ["gate", str(file)]):
+            code, out, err = run(capsys, *arguments)
+            assert (code, out, err.count("\n")) == (2, "", 1)
+            assert f"{file}: a model pack's file, without experts; give the pack ({pack.path})" in err
+    code, _, err = run(
+        capsys, "up", "--model", str(pack.path), "--mode", "partial", "--speculate", str(pack.backbone),
+        "--listen", "127.0.0.1:0", "--no-lan", "--state", str(tmp_path / "state"), "--headless",
+    )  # fmt: skip
+    assert code == 2
+    assert "without experts" in err
+
+
 @pytest.mark.parametrize("folder", [".", "..", "/"])
 def test_a_folder_is_no_model(capsys: pytest.CaptureFixture[str], folder: str) -> None:
     code, _, err = run(capsys, "onboard", folder)
