@@ -25,7 +25,7 @@ import numpy as np
 from swarmnode.backbone.draft_policy import MARGIN, MOST
 from swarmnode.backbone.llama import Chunk, LlamaContext, LlamaModel
 from swarmnode.backbone.step_cost import StepCost
-from swarmnode.errors import ComputeError, UsageError
+from swarmnode.errors import ComputeError, ModelError, UsageError
 
 BATCH = 128  # tokens of a prompt evaluated at once: a fraction of a far step even where a model makes 1000 a second
 _SURENESS = (0.2, 0.4, 0.6, 0.75, 0.9, 0.97)  # bounds of the classes of a guess's own probability
@@ -40,8 +40,8 @@ _LONGEST_REST = 256  # steps; each rest is twice the one before
 class DraftModel:
     """The small model, the sequences of its context, and what is known of its guesses.
 
-    `target` is the model to guess for. Raises ModelError for a file that cannot be loaded, and UsageError for a model
-    of another vocabulary or one that cannot take tokens back.
+    `target` is the model to guess for. Raises ModelError for a file that cannot be loaded or computes no numbers, and
+    UsageError for a model of another vocabulary or one that cannot take tokens back.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class DraftModel:
             if not context.take_back:
                 context.close()
                 raise UsageError(f"{path}: a model with recurrent layers cannot draft; give one without")
+            check_numbers(context)
         finally:
             model.close()  # its context keeps it
         self.most = most
@@ -217,6 +218,16 @@ class ModelDrafter:
         token = int(logits.argmax())
         probability = 1.0 / float(np.exp(logits - logits[token]).sum())
         return token, int(np.searchsorted(_SURENESS, probability))
+
+
+def check_numbers(context: LlamaContext) -> None:
+    """Raise ModelError, and close the context, where no guess can come of a model: its logits are NaN."""
+    context.decode_chunks([Chunk([0], 0, 0)])
+    if not np.isfinite(context.logits().max()):
+        path = context.model.path
+        context.close()
+        raise ModelError(f"{path}: what it computes is no number, so it cannot draft; is the file damaged?")
+    context.forget(0)
 
 
 def check_vocabulary(draft: LlamaModel, target: LlamaModel) -> None:

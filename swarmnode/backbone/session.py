@@ -223,6 +223,8 @@ class Session:
             return None, "off" if request.speculate is None else "this node has nothing that drafts"
         if not self.context.take_back:
             return None, f"the recurrent layers of {self.model.architecture} cannot take back a draft"
+        if self.context.n_batch < 2:
+            return None, "a step has room for one token here (--batch 1)"
         made = make()
         if made is not None:
             return made, "on"

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from swarmnode.backbone import draft_model
@@ -17,6 +18,7 @@ from swarmnode.backbone.llama import Chunk, LlamaContext, LlamaModel
 from swarmnode.backbone.sampling import Sampling
 from swarmnode.backbone.session import GenerateRequest, Session
 from swarmnode.errors import ModelError, UsageError
+from swarmnode.model.gguf_file import GgufFile
 from swarmnode.model.random_model import RandomModel, write_random_model
 from swarmnode.onboard import ModelPack
 
@@ -139,6 +141,18 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, target: Session) ->
     (tmp_path / "none.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelError, match=r"none\.gguf"):
         DraftModel(tmp_path / "none.gguf", target.model, n_context=64, threads=1)
+
+
+def test_a_model_that_computes_no_numbers_is_refused(tmp_path: Path) -> None:
+    (path,) = write_random_model(RandomModel(vocab=300, dense_type="F32"), tmp_path / "nan.gguf")
+    gguf = GgufFile.open(path)
+    with path.open("r+b") as file:
+        file.seek(gguf.tensors["output_norm.weight"].offset)
+        file.write(np.full(4, np.nan, np.float32).tobytes())
+    same = LlamaModel(path, remote_experts=False)
+    with pytest.raises(ModelError, match=r"nan\.gguf: what it computes is no number"):
+        DraftModel(path, same, n_context=64, threads=1)
+    same.close()
 
 
 def test_drafts_go_up_to_the_end_of_the_context(demo_pack: ModelPack) -> None:

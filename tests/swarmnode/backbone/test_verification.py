@@ -172,6 +172,16 @@ def test_a_request_may_forbid_drafts_and_hears_why_there_are_none(local: Session
     assert run_rows(local, wants, RandomDrafter())[1].speculation == "on"
 
 
+def test_a_batch_of_one_token_has_no_room_for_drafts(demo_pack: ModelPack) -> None:
+    session = local_session(demo_pack, n_batch=1)
+    try:
+        result = run_rows(session, GenerateRequest(prompt="abc", max_tokens=3, speculate=True), RandomDrafter())[1]
+    finally:
+        session.close()
+    assert (result.tokens, result.drafted) == (3, 0)
+    assert result.speculation == "a step has room for one token here (--batch 1)"
+
+
 def test_what_is_sampled_has_the_distribution_of_plain_sampling(local: Session) -> None:
     """A vocabulary cut to three tokens, 300 seeds each way: χ² over the nine pairs of what the draft is and follows."""
     chosen = (10, 11, 12)
