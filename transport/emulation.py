@@ -73,6 +73,8 @@ class LinkEmulation:
                 setting = replace(setting, seed=int(value))
             else:
                 raise ConfigError(f"emulation: unknown {name!r}; known are rtt, jitter, loss, rate, seed")
+        if text.strip() and not seen:
+            raise ConfigError(f"emulation: {text!r} sets nothing; known are rtt, jitter, loss, rate, seed")
         if setting.jitter > setting.rtt:
             raise ConfigError(f"emulation: jitter {setting.jitter:g} s is more than the rtt {setting.rtt:g} s")
         return setting

@@ -4,8 +4,8 @@ A generation is prefilled chunk by chunk, then steps: its last token and the dra
 each row's token is *sampled as if nothing had been drafted*. While it equals the draft, the next row stands for the
 prefix that plain decoding would have there, so it is sampled too; the first that differs is kept (it came from the
 right prefix) and the rows after it are never looked at. Hence the distribution of the output is the plain one whatever
-is drafted, and since every emitted token takes exactly one draw of the sampler, the same seed gives the same tokens.
-What may differ is the last bits of the logits, because the shape of a batch changes them in llama.cpp itself.
+is drafted, and every emitted token takes exactly one draw of the sampler: equal logits and an equal seed give the same
+tokens. What may differ is the last bits of the logits, because the shape of a batch changes them in llama.cpp itself.
 
 Made and driven by `session.py`, which owns the context; not thread safe. Not here: queues, threads, llama.cpp.
 """
@@ -63,8 +63,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError("give a prompt or chat messages" + more)
         if not 1 <= self.max_tokens <= 1 << 20:
             raise UsageError(f"max tokens {self.max_tokens} is out of range: give 1 to {1 << 20}")
-        if len(self.stop) > 64 or any(len(s) > 1024 for s in self.stop):
-            raise UsageError("at most 64 stop strings of at most 1024 characters")
+        if len(self.stop) > 64 or not all(0 < len(s) <= 1024 for s in self.stop):
+            raise UsageError("at most 64 stop strings of 1 to 1024 characters")
 
 
 class TokenEvent(msgspec.Struct, frozen=True):

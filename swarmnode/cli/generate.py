@@ -19,7 +19,9 @@ def generate(
     top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="0 is off.")] = 0.0,
     repeat_penalty: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Same seed, same text, but for the rounding of drafts and shared steps.")
+    ] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End before this string; repeat for more.")] = None,
     speculate: Annotated[
         bool | None,

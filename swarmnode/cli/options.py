@@ -54,7 +54,7 @@ Wire = Annotated[
     typer.Option(
         "--wire",
         envvar="SWARMNODE_WIRE",
-        help="Types on the wire in partial mode, OUT/BACK or one: f32, f16, int8, fp8, auto (the cheapest gated).",
+        help="Types on the wire in partial mode, one or OUT/BACK: f32, f16, int8, fp8; or auto, the cheapest gated.",
         show_default="f32",
     ),
 ]

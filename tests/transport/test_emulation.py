@@ -31,6 +31,7 @@ def test_the_whole_text_is_read() -> None:
         ("rate=0mbit", "above 0"),
         ("seed=x", "whole number"),
         ("delay=80ms", "unknown 'delay'"),
+        (",", "sets nothing"),
         ("rtt=1ms,jitter=5ms", "more than the rtt"),
     ],
 )

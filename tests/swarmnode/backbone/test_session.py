@@ -109,6 +109,11 @@ def test_ignore_end_goes_on_where_the_model_would_stop(local: Session) -> None:
     assert (goes_on.stopped_by, goes_on.tokens) == ("length", 5)
 
 
+def test_an_empty_stop_string_is_refused(local: Session) -> None:
+    with pytest.raises(UsageError, match="stop strings of 1 to 1024"):
+        local.generate(GenerateRequest(prompt=PROMPT, stop=("",)))
+
+
 def test_stop_string_ends_the_text_before_it(swarm: Session) -> None:
     request = GenerateRequest(prompt=PROMPT, max_tokens=40, sampling=Sampling(temperature=0.8, seed=1))
     _, whole = run(swarm, request)
