@@ -45,12 +45,13 @@ from swarmnode.bench.bulk_processes import CARRIERS, DROPPED, MANIFEST, MOVE_SEC
 from swarmnode.bench.command import Result, count, parser, positive, run_command
 from swarmnode.bench.synthetic import SWIGLU_STEPS
 from swarmnode.compute.recipe import Recipe, Site
+from swarmnode.errors import SwarmnodeError, UsageError
 from swarmnode.model.gguf_file import GgufFile
 from swarmnode.model.manifest import build_manifest, digest_experts, save_manifest
 from swarmnode.model.random_model import RandomModel, write_random_model
 
 MB = 1_000_000
-MEGABYTES = 794.0
+MEGABYTES, MOST_MEGABYTES = 794.0, 1e6
 ROUNDS, TRIES = 3, 3
 QUICK_DIVISOR = 10
 QUIET = 0.2  # cores that other work may take of a measurement
@@ -92,14 +93,19 @@ def run(
     """Measure; `{machine, megabytes, far_Gbps, far_ms, rows: [{way, connections, processes, MBps, …}]}`. Blocks.
 
     `ways`: out of WAYS, all if empty. `quick`: a tenth of the bytes, once. Needs twice the bytes on the disk of the
-    temporary folder. `far_ms` is what 200 Gb/s would take for them, and a row's `of_far` its share of that rate.
+    temporary folder: UsageError where they are not free. SwarmnodeError where a process fails. `far_ms` is what 200
+    Gb/s would take for the bytes, and a row's `of_far` its share of that rate.
     """
     if quick:
         megabytes, rounds = megabytes / QUICK_DIVISOR, 1
     tries = 1 if quick else TRIES
     cases = [(way, layout) for layout in layouts for way in WAYS if not ways or way in ways]
+    if not megabytes <= MOST_MEGABYTES:
+        raise UsageError(f"--megabytes {megabytes:g}: give {MOST_MEGABYTES:,.0f} at most")
     with tempfile.TemporaryDirectory(prefix="bench-bulk-") as name:
         folder = Path(name)
+        if shutil.disk_usage(folder).free < 2 * megabytes * MB:
+            raise UsageError(f"--megabytes {megabytes:g}: {folder.parent} has no room for twice as many; set TMPDIR")
         size = write_source(folder, megabytes)
         turns = [[_undisturbed(folder, way, layout, size, tries) for way, layout in cases] for _ in range(rounds)]
     rows = [_row(way, layout, figures) for (way, layout), figures in zip(cases, zip(*turns, strict=True), strict=True)]
@@ -184,7 +190,10 @@ class _Child:
         self._command = [sys.executable, "-m", "swarmnode.bench.bulk_processes", role, *part.words]
 
     def __enter__(self) -> _Child:
-        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # In a session of its own: a terminal's Ctrl-C is this process's affair, and ends it by its input.
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         return self
 
     def __exit__(
@@ -195,18 +204,24 @@ class _Child:
         self._process.communicate(timeout=MOVE_SECONDS)  # closes its input, with which it ends
 
     def read(self) -> str:
-        """The next line that it prints. Raises RuntimeError where it has ended."""
+        """The next line that it prints. Raises SwarmnodeError where it has ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline().strip()
         if not line:
-            raise RuntimeError(f"a process of the benchmark failed: {' '.join(self._command)}")
+            raise self._failed()
         return line
 
     def write(self, line: str = "") -> None:
-        """Tell it something."""
+        """Tell it something. Raises SwarmnodeError where it has ended."""
         assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._failed() from None
+
+    def _failed(self) -> SwarmnodeError:
+        return SwarmnodeError(f"a process of the benchmark failed: {' '.join(self._command)}")
 
     def usage(self) -> dict[str, float]:
         """Of a serving one: CPU seconds so far."""

@@ -225,6 +225,8 @@ async def _drop(source: PeerSource, experts: Iterable[int]) -> None:
 async def move(part: Part) -> None:
     """Once, when told."""
     where = sys.stdin.readline().strip()
+    if not where:  # it is over before it began
+        return
     async with _sending(part, where) if part.way in CARRIERS else _fetching(part, where) as moving:
         print("ready", flush=True)
         if not sys.stdin.readline():

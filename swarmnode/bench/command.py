@@ -1,4 +1,7 @@
-"""What every benchmark's own command line shares: --json, errors as one line, tables. Called by their `main`."""
+"""What every benchmark's own command line shares: --json, errors as one line, an end in order, tables.
+
+Called by their `main`, and by `swarmnode bench`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from swarmnode.errors import SwarmnodeError, UsageError
+from swarmnode.interruptible import End, ended_in_order
 from swarmnode.tables import print_rows
+from transport.errors import TransportError
 
 Result = Mapping[str, Any]  # facts, and `rows`: JSON as `tables.print_rows` takes it
 
@@ -62,27 +67,41 @@ def run_command(
     measure: Callable[[argparse.Namespace], Result],
     show: Callable[[Result, argparse.Namespace], None] = show_table,
     failed: Callable[[Result], bool] = lambda _result: False,
+    then: Callable[[Result, argparse.Namespace], None] = lambda _result, _given: None,
 ) -> int:
-    """Parse, measure, print. Returns the exit code: 2 for what was asked wrongly, 1 for what did not run, 130 for
-    Ctrl-C.
+    """Parse, measure, print. Returns the exit code: 2 for what was asked wrongly, 1 for what did not run, 128 and the
+    signal's number for what was ended by one (Ctrl-C: 130).
 
-    `show` prints for people; with --json the result is printed as it is. `failed`: whether a result that was printed is
-    a failure all the same, for exit code 1.
+    `show` prints for people; with --json the result is printed as it is. `then` makes more of what was printed, such as
+    files. `failed`: whether a result that was printed is a failure all the same, for exit code 1.
     """
     given = made.parse_args(arguments)
+    end = End()
     try:
-        result = measure(given)
-    except SwarmnodeError as error:
-        print(f"{made.prog}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+        with ended_in_order(end):
+            result = measure(given)
+            if given.json:
+                print_rows(result, as_json=True)
+            else:
+                show(result, given)
+            then(result, given)
     except KeyboardInterrupt:
         print(f"{made.prog}: interrupted", file=sys.stderr)
-        return 130
-    if given.json:
-        print_rows(result, as_json=True)
-    else:
-        show(result, given)
+        return end.exit_code
+    except BrokenPipeError:  # whoever read has what they wanted
+        sys.stderr.close()
+        return 1
+    except (SwarmnodeError, TransportError, OSError) as error:
+        print(f"{made.prog}: {_said(error)}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
     return int(failed(result))
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}" or type(error).__name__  # a TimeoutError has no words
+    return str(error)
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -38,11 +38,11 @@ import msgspec
 
 from swarmnode.backbone.session import GenerateRequest
 from swarmnode.bench.command import Result, count, parser, positive, run_command
+from swarmnode.bench.swarm_start import all_started, onboarded
 from swarmnode.control import Json
 from swarmnode.demo import BATCH, CONTEXT, MODEL, PROMPT, local_run
 from swarmnode.errors import SwarmnodeError, UsageError
 from swarmnode.local_swarm import FoundedSwarm
-from swarmnode.onboard import onboard
 from transport.emulation import LinkEmulation
 
 WINDOW_S = 3.0
@@ -147,7 +147,7 @@ class _Bench:
 
     async def start(self) -> None:
         """Reference, founder, workers; until every expert is held COPIES times."""
-        pack = await asyncio.to_thread(onboard, MODEL, self._folder / "pack")
+        pack = await onboarded(MODEL, self._folder / "pack")
         self._experts = sum(site.n_expert for site in pack.manifest.sites)
         tokens, _ = await asyncio.to_thread(local_run, MODEL, self._request)
         self._expected = [(event.token, event.digest) for event in tokens]
@@ -156,7 +156,7 @@ class _Bench:
         flags = "--no-local-experts", "--context", str(CONTEXT), "--batch", str(BATCH)
         self._founder = await self._swarm.found(*flags, *emulate)
         self._workers = [f"worker-{i + 1}" for i in range(self.options.workers)]
-        await asyncio.gather(*(self._swarm.join(name, "--memory", self.options.memory) for name in self._workers))
+        await all_started(self._swarm.join(name, "--memory", self.options.memory) for name in self._workers)
         try:
             await self._whole()
         except TimeoutError:

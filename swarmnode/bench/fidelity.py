@@ -29,6 +29,7 @@ from swarmnode.demo import MODEL
 from swarmnode.dispatch.client import ExpertClient
 from swarmnode.dispatch.codec import WireName
 from swarmnode.dispatch.options import DispatchOptions
+from swarmnode.errors import UsageError
 from swarmnode.gate.forward import CHUNK, Forward
 from swarmnode.gate.text import held_out_tokens
 from swarmnode.local_swarm import LocalSwarm, NodeProcess
@@ -38,6 +39,7 @@ __all__ = ["held_out_tokens", "run"]
 
 WIRES: tuple[WireName, ...] = ("f32", "f16", "int8", "fp8")
 _WORKERS = 3
+MOST_POSITIONS = 32_768  # the logits of all are kept, of two runs
 
 
 class TeacherForced:
@@ -63,7 +65,12 @@ class _Both:
 
 
 def run(positions: int = 2048, wires: Sequence[WireName] = WIRES) -> dict[str, Any]:
-    """A row for partial sums in each wire type both ways, over `positions` positions (rounded up to whole chunks)."""
+    """A row for partial sums in each wire type both ways, over `positions` positions (rounded up to whole chunks).
+
+    Raises UsageError where that is no number to be measured with.
+    """
+    if not 1 <= positions <= MOST_POSITIONS:
+        raise UsageError(f"--positions {positions}: give 1 to {MOST_POSITIONS:,}")
     return asyncio.run(_run(positions, wires))
 
 

@@ -46,10 +46,10 @@ from swarmnode.backbone.hook import EvalHook, Experts, PendingRows
 from swarmnode.backbone.llama import LlamaContext, LlamaModel
 from swarmnode.backbone.session import Session
 from swarmnode.backbone.trace import trace_model
+from swarmnode.bench import paced_worker
 from swarmnode.bench.clients import attached_client
 from swarmnode.bench.command import Result, count, not_negative, parser, positive, run_command
 from swarmnode.bench.dispatch import LARGE
-from swarmnode.compute.engine import ExpertEngine
 from swarmnode.compute.engine_api import F32Array, I32Array
 from swarmnode.compute.recipe import Site
 from swarmnode.demo import MODEL
@@ -57,7 +57,7 @@ from swarmnode.dispatch.client import ExpertClient
 from swarmnode.dispatch.codec import WireName
 from swarmnode.dispatch.cut_trials import FIRST
 from swarmnode.dispatch.options import DispatchOptions
-from swarmnode.dispatch.pace import SETUP_ROWS
+from swarmnode.errors import Cancelled
 from swarmnode.local_swarm import NodeProcess
 from swarmnode.model.random_model import write_random_model
 from swarmnode.onboard import ModelPack, onboard
@@ -65,9 +65,9 @@ from transport.config import TransportConfig
 from transport.emulation import LinkEmulation
 
 PACE_S = 30e-6  # a row of 3,072 × 1,024 on eight cores
-PACED = "--paced="
 LAYER, DEMO = "one layer of d 3072, ff 1024, top 8 of 32", "demo: d 256, ff 256, top 4 of 16"
 RATES = (100.0, 1000.0, math.inf)  # Mbit/s
+BATCH, MOST_TOKENS = 2048, 1 << 17  # of a prompt's tokens
 REPEAT = 3  # evaluations of a prompt of one batch; one of several batches is evaluated once
 # Of the dispatch alone: a congestion window takes some calls to open, and the first are cut and whole in turns; the
 # median of the later ones counts.
@@ -94,76 +94,30 @@ class Case:
 def cases(rtt_ms: float, rates: Sequence[float], tokens: Sequence[int]) -> list[Case]:
     """All rows: prompts on both models, one in smaller batches, a step of 64 streams, one that really computes."""
     rows = []
+    prompts = [(n, math.ceil(n / math.ceil(n / BATCH))) for n in tokens]  # batches alike: one bound is that of all
     for rate in rates:
-        one = Case(LAYER, 2048, 2048, rate, rtt_ms)
-        rows += [replace(one, tokens=n) for n in tokens]
+        one = Case(LAYER, 2048, BATCH, rate, rtt_ms)
+        rows += [replace(one, tokens=n, batch=batch) for n, batch in prompts]
         rows += [replace(one, batch=512), replace(one, tokens=64, batch=64, kind="streams")]
         rows += [replace(one, pace_s=0.0, workers=1, tokens=512, batch=512)]
-        rows += [replace(one, model=DEMO, tokens=n, pace_s=0.0, workers=1) for n in tokens]
+        rows += [replace(one, model=DEMO, tokens=n, batch=batch, pace_s=0.0, workers=1) for n, batch in prompts]
     return rows
-
-
-# ---- the paced worker
-
-
-class PacedEngine(ExpertEngine):
-    """Takes its time, and answers with its x. `pace_s` is set where it is installed."""
-
-    pace_s = 0.0
-
-    def raw_rows(self, site: int, x: F32Array, rows: I32Array, experts: I32Array) -> F32Array:
-        """See `Engine.raw_rows`."""
-        self._pass(len(rows), experts)
-        return _as_wide(x, self._bank.known[site])[rows]
-
-    def partial_sums(
-        self,
-        site: int,
-        x: F32Array,
-        rows: I32Array,
-        experts: I32Array,
-        weights: F32Array | None,
-        tokens: I32Array,
-        n_tokens: int,
-    ) -> F32Array:
-        """See `Engine.partial_sums`."""
-        self._pass(len(rows), experts)
-        return _as_wide(x, self._bank.known[site])[:n_tokens]
-
-    def _pass(self, n_rows: int, experts: I32Array) -> None:
-        took = self.pace_s * (n_rows + SETUP_ROWS * len(np.unique(experts)))
-        self._kernel_s += took
-        time.sleep(took)
-
-
-def _as_wide(x: F32Array, site: Site) -> F32Array:
-    return x if site.d_out == site.d_in else np.resize(x, (len(x), site.d_out))
-
-
-def _up(arguments: list[str]) -> int:
-    """`up` of a node whose engine is paced."""
-    import runpy  # noqa: PLC0415
-
-    import swarmnode.parts  # noqa: PLC0415  patched here alone, in a process of its own
-
-    PacedEngine.pace_s = next(float(one.removeprefix(PACED)) for one in arguments if one.startswith(PACED))
-    vars(swarmnode.parts)["ExpertEngine"] = PacedEngine
-    sys.argv = ["swarmnode", *(one for one in arguments if not one.startswith(PACED))]
-    runpy.run_module("swarmnode", run_name="__main__")
-    return 0
 
 
 # ---- measuring
 
 
 class _AtOnce:
-    """Experts that answer with zeros before anybody waits."""
+    """Experts that answer with zeros before anybody waits; not any more once they are `ended`."""
 
     def __init__(self, sites: Sequence[Site]) -> None:
         self._sites = {site.index: site for site in sites}
+        self.ended = False
 
     def submit(self, site: int, x: F32Array, ids: I32Array, weights: F32Array) -> PendingRows:
         """See `hook.Experts`."""
+        if self.ended:
+            raise Cancelled("interrupted")
         return _Zeros(np.zeros((len(ids), self._sites[site].d_out), np.float32))
 
 
@@ -202,13 +156,21 @@ async def _run(chosen: Sequence[Case], progress: Progress) -> dict[str, Any]:
                 pack = packs[case.model] = _pack(case.model, folder)
             shape = (case.model, case.tokens, case.batch)
             if shape not in local_s:
-                local_s[shape] = await asyncio.to_thread(_evaluate, pack, _AtOnce(pack.manifest.sites), case)
+                local_s[shape] = await _evaluate_alone(pack, case)
             row = await _measure(pack, case, folder / str(number), local_s[shape])
             shown = "  {tokens_per_s} of {bound_tokens_per_s} tokens/s; ratio {ratio}, dispatch alone {alone_ratio}"
             progress(shown.format(**row))
             rows.append(row)
     machine = f"{platform.machine()}, {platform.python_version()}, emulated link, one thread of the backbone"
     return {"machine": machine, "rows": rows}
+
+
+async def _evaluate_alone(pack: ModelPack, case: Case) -> float:
+    experts = _AtOnce(pack.manifest.sites)
+    try:
+        return await asyncio.to_thread(_evaluate, pack, experts, case)
+    finally:
+        experts.ended = True  # the thread would go on to the prompt's end
 
 
 def _title(case: Case) -> str:
@@ -316,8 +278,8 @@ def _link(case: Case) -> TransportConfig:
 
 @contextlib.asynccontextmanager
 async def _workers(pack: ModelPack, case: Case, folder: Path) -> AsyncIterator[list[NodeProcess]]:
-    module = "swarmnode.bench.prefill" if case.pace_s else "swarmnode"
-    paced = [f"{PACED}{case.pace_s}"] if case.pace_s else []
+    module = paced_worker.__name__ if case.pace_s else "swarmnode"
+    paced = [f"{paced_worker.PACED}{case.pace_s}"] if case.pace_s else []
     common = ["--model", str(pack.path), "--listen", "127.0.0.1:0", "--threads", "1", *paced]
     nodes: list[NodeProcess] = []
     try:
@@ -365,9 +327,6 @@ def _evaluate(pack: ModelPack, experts: Experts, case: Case) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """See the module."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["up"]:
-        return _up(given)
     made = parser("python -m swarmnode.bench.prefill", __doc__)
     made.add_argument("--quick", action="store_true", help="two small cases, for a test")
     made.add_argument("--rtt", type=not_negative, default=80.0, help="milliseconds")
@@ -377,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def measure(chosen: argparse.Namespace) -> Result:
         return run(chosen.quick, rtt_ms=chosen.rtt, rates=chosen.mbit, tokens=chosen.tokens, progress=_tell)
 
-    return run_command(made, given, measure)
+    return run_command(made, arguments, measure)
 
 
 def _tell(text: str) -> None:
@@ -389,7 +348,10 @@ def _rates(text: str) -> tuple[float, ...]:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    return tuple(count(part) for part in text.split(","))
+    counts = tuple(count(part) for part in text.split(","))
+    if max(counts) > MOST_TOKENS:
+        raise argparse.ArgumentTypeError(f"{max(counts)}: give {MOST_TOKENS:,} at most")
+    return counts
 
 
 if __name__ == "__main__":

@@ -69,7 +69,11 @@ class RelayProcess:
         os.kill(self.pid, signal.SIGSTOP)
 
     async def __aenter__(self) -> RelayProcess:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.end()
+            raise
         return self
 
     async def __aexit__(

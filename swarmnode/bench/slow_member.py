@@ -30,12 +30,12 @@ from random import Random
 from typing import Any
 
 from swarmnode.bench.command import Result, count, not_negative, parser, positive, run_command
+from swarmnode.bench.swarm_start import all_started, onboarded
 from swarmnode.compute.engine import ExpertEngine
 from swarmnode.demo import MODEL
 from swarmnode.errors import SwarmnodeError
 from swarmnode.local_swarm import FoundedSwarm, NodeProcess
 from swarmnode.model.random_model import RandomModel, write_random_model
-from swarmnode.onboard import onboard
 from transport.emulation import LinkEmulation, LinkModel
 
 SLOWER = 10.0  # times as long
@@ -138,7 +138,7 @@ async def _measure(case: Case, rtt_ms: float, replicas: int, run_s: float, recov
         if case.computing:
             model = folder / "computing.gguf"
             write_random_model(COMPUTING, model)
-        pack = await asyncio.to_thread(onboard, model, folder / "pack")
+        pack = await onboarded(model, folder / "pack")
         whole = sum(pack.manifest.expert_bytes(s.index) * s.n_expert for s in pack.manifest.sites)
         memory = ["--memory", str(int(whole * _ROOM / GOOD)), "--emulate"]
         async with FoundedSwarm(folder, pack.path) as swarm:
@@ -146,7 +146,7 @@ async def _measure(case: Case, rtt_ms: float, replicas: int, run_s: float, recov
             good = [swarm.join(f"good-{i + 1}", *memory, f"rtt={rtt_ms}ms") for i in range(GOOD)]
             # The nearest at first, so that the first plan uses it whatever else it leaves out.
             near = _join_bad(swarm, folder, case, [*memory, f"rtt={rtt_ms / 2}ms"])
-            bad, *_others = await asyncio.gather(near, *good)
+            bad, *_others = await all_started([near, *good])
             meter = _Meter(founder, run_s)
             if not await _holds(founder, bad.peer, meter):
                 raise SwarmnodeError(f"the swarm did not take its experts in {PATIENCE_S:g} s")

@@ -44,6 +44,7 @@ from swarmnode.backbone.trace import trace_model
 from swarmnode.bench.clients import attached_client
 from swarmnode.bench.command import parser, run_command
 from swarmnode.bench.dispatch import LARGE
+from swarmnode.bench.swarm_start import all_started
 from swarmnode.demo import MODEL
 from swarmnode.dispatch.client import ExpertClient
 from swarmnode.dispatch.options import DispatchOptions
@@ -263,17 +264,10 @@ def decode(pack: ModelPack, experts: Experts, tokens: int, steps: int) -> list[f
 async def _start_workers(pack: ModelPack, folder: Path, shares: Sequence[tuple[str, float]]) -> list[NodeProcess]:
     """One worker per share of the experts, each behind a round trip of its own, ms."""
     common = ["--model", str(pack.path), "--listen", "127.0.0.1:0", "--threads", "1"]
-    starting = [
+    return await all_started(
         NodeProcess.start(f"worker-{i}", folder, [*common, "--experts", share, "--emulate", f"rtt={rtt:g}ms"])
         for i, (share, rtt) in enumerate(shares)
-    ]
-    started = await asyncio.gather(*starting, return_exceptions=True)
-    workers = [one for one in started if isinstance(one, NodeProcess)]
-    for problem in started:
-        if isinstance(problem, BaseException):
-            await asyncio.gather(*(worker.stop() for worker in workers))
-            raise problem
-    return workers
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -33,6 +33,7 @@ from swarmnode.bench.carriers.quic import Quic
 from swarmnode.bench.carriers.relay_messages import RelayMessages
 from swarmnode.bench.carriers.streams import StockAioquic, Tls
 from swarmnode.bench.command import Result, parser, run_command
+from swarmnode.errors import SwarmnodeError
 
 MB = 1_000_000
 NETWORK = "-1452"  # our endpoint with the datagrams of a network path instead of loopback's
@@ -221,7 +222,7 @@ def _relay() -> Iterator[str]:
             line = process.stderr.readline()
             found = re.match(r"relay ready on (\S+:\d+) ", line)
             if found is None:
-                raise RuntimeError(f"the relay did not start: {line.strip()}")
+                raise SwarmnodeError(f"the relay did not start: {line.strip()}")
             yield f"http://{found[1]}"
         finally:
             process.terminate()
@@ -233,13 +234,16 @@ def _server(name: str, place: Place) -> Iterator[str]:
     """A server process; yields where it is, ends it afterwards."""
     shared = ["--folder", str(place.folder), "--relay", place.relay]
     command = [sys.executable, "-m", "swarmnode.bench.transport", "--serve", name, *shared]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    # In a session of its own: a terminal's Ctrl-C is this process's affair, and ends it by its input.
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             line = process.stdout.readline().strip()
             if not line:
-                raise RuntimeError(f"the {name} server did not start; run it alone to see why: {' '.join(command)}")
+                raise SwarmnodeError(f"the {name} server did not start; run it alone to see why: {' '.join(command)}")
             yield line
         finally:
             process.stdin.close()  # it ends with its standard input

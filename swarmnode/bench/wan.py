@@ -41,8 +41,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from swarmnode.bench import wan_model
+from swarmnode.bench import wan_model, wan_plot
 from swarmnode.bench.command import Result, markdown, parser, run_command
+from swarmnode.bench.swarm_start import onboarded
 from swarmnode.bench.wan_cases import KEPT, Case, WanOptions, cases, parse_levers, short
 from swarmnode.bench.wan_lines import Row, RowFile, key_of, load
 from swarmnode.bench.wan_measure import Bench, axes_of
@@ -50,13 +51,13 @@ from swarmnode.bench.wan_swarm import PathName
 from swarmnode.bench.wan_table import by_round_trip, table, waterfall
 from swarmnode.bench.wan_text import CLASSES
 from swarmnode.demo import MODEL
-from swarmnode.errors import UsageError
-from swarmnode.onboard import onboard
+from swarmnode.errors import SwarmnodeError, UsageError
+from swarmnode.model.gguf_file import GgufFile
 from swarmnode.tables import print_rows
 
 RTT = "0,5,20,80,100,200"
 CELL_S = 6.0
-LEAST_S, MOST_STREAMS = 0.01, 4096  # that may be asked for
+LEAST_S, MOST, MOST_STREAMS = 0.01, 1e6, 4096  # that may be asked for
 CELL_PROMPT = 160  # characters: a whole prompt in exact mode at 10 Mbit/s would be all that a cell has time for
 GATE_POSITIONS, QUICK_GATE_POSITIONS = 2048, 1024
 
@@ -94,7 +95,7 @@ async def _run(options: WanOptions, rows: _Rows) -> None:
         # A model of the cache has its pack there too: it was read once, and keeps its gate's verdict.
         kept = options.model.is_relative_to(wan_model.cache_folder())
         place = options.model.with_suffix(".pack") if kept else folder / "pack"
-        pack = await asyncio.to_thread(onboard, options.model, place)
+        pack = await onboarded(options.model, place)
         await Bench(options, pack, folder, rows.add, tell).run(rows.missing)
 
 
@@ -166,15 +167,15 @@ def _numbers(text: str, name: str, least: float) -> tuple[float, ...]:
         found = tuple(float(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"--{name} {text}: give numbers with commas between them") from None
-    if not all(least <= number <= 1e6 for number in found):
-        raise UsageError(f"--{name} {text}: give numbers from {least:g} up")
+    if not all(least <= number <= MOST for number in found):
+        raise UsageError(f"--{name} {text}: give numbers from {least:g} to {MOST:,.10g}")
     return found
 
 
-def _number(value: float, name: str, least: float, most: float = 1e6) -> float:
+def _number(value: float, name: str, least: float, most: float = MOST) -> float:
     """An option as it was parsed, within bounds. UsageError where it is not."""
     if not least <= value <= most:
-        raise UsageError(f"--{name} {value:g}: give {least:g} to {most:g}")
+        raise UsageError(f"--{name} {value:g}: give {least:g} to {most:,.10g}")
     return value
 
 
@@ -192,6 +193,14 @@ def _names(text: str, name: str, known: Iterable[str]) -> tuple[Any, ...]:  # of
     return found
 
 
+def _check_gguf(file: Path, name: str) -> None:
+    """UsageError, before anything is started, where a file is not there or is none."""
+    try:
+        GgufFile.open(file)
+    except SwarmnodeError as error:
+        raise UsageError(f"--{name} {error}") from None
+
+
 def options_of(given: argparse.Namespace) -> tuple[WanOptions, str]:
     """What the flags ask for, and a line about the model. UsageError names a flag that is wrong."""
     preset = QUICK if given.quick else GRID if given.grid else _Axes()
@@ -203,29 +212,34 @@ def options_of(given: argparse.Namespace) -> tuple[WanOptions, str]:
     if given.cell is not None:
         _number(given.cell, "cell", LEAST_S)
     _number(given.threads, "threads", 1, 256)
-    if given.tokens:  # of a single one there is nothing to be measured: the first is not counted
+    if given.tokens is not None:  # of a single one there is nothing to be measured: the first is not counted
         _number(given.tokens, "tokens", 2)
     rtt_ms = _numbers(wish.rtt, "rtt", 0)
     mbit = tuple(rate or None for rate in _numbers(wish.mbit, "mbit", 0))
     streams, temperature = _counts(wish.streams, "streams"), _numbers(given.temperature, "temperature", 0)
-    if given.shape and given.model is not None:
+    if given.shape is not None and given.model is not None:
         raise UsageError("--shape with --model: a shape is a model; give one of them")
-    shaped = wan_model.shaped_model(given.shape) if given.shape else None
+    for name in ("model", "draft"):
+        if (file := getattr(given, name)) is not None:
+            _check_gguf(file, name)
+    shaped = wan_model.shaped_model(given.shape) if given.shape is not None else None
+    # Slices of gigabytes would have to go through the emulated link before anything is measured.
+    usual = "none,all" if shaped is None else "none,all-remote"
+    levers = parse_levers(given.levers if given.levers is not None else usual)
+    text, path = _names(wish.text, "text", CLASSES), _names(wish.path, "path", get_args(PathName))
     if shaped is not None and not shaped.path.is_file():
         tell(f"writing {shaped.path}")
     model = wan_model.written(shaped) if shaped is not None else given.model or MODEL
-    # Slices of gigabytes would have to go through the emulated link before anything is measured.
-    levers = given.levers or ("none,all" if shaped is None else "none,all-remote")
     options = WanOptions(
         rtt_ms=rtt_ms,
         mbit=mbit,
         streams=streams,
-        levers=parse_levers(levers),
-        text=_names(wish.text, "text", CLASSES),
-        path=_names(wish.path, "path", get_args(PathName)),
+        levers=levers,
+        text=text,
+        path=path,
         temperature=temperature,
         seconds=wish.seconds,
-        tokens=given.tokens,
+        tokens=given.tokens or 0,
         model=model,
         draft=given.draft,
         threads=given.threads,
@@ -255,7 +269,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--temperature", default="0")
     made.add_argument("--seconds", type=float, help="of decoding per row, at least; with --grid about so many")
     made.add_argument("--cell", type=float, help=f"seconds that a row may take at most; {CELL_S:g} with --grid")
-    made.add_argument("--tokens", type=int, default=0, help="of each generation, at least 2; else what fits the time")
+    made.add_argument("--tokens", type=int, help="of each generation, at least 2; else what fits the time")
     made.add_argument("--model", type=Path)
     made.add_argument("--shape", help="a random-weight model of a published layer shape: Qwen3.5-122B:3")
     made.add_argument("--draft", type=Path, help="speculate with this small model instead of n-gram lookup")
@@ -271,22 +285,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measure(given: argparse.Namespace) -> Result:
     if given.plot is not None:
-        from swarmnode.bench import wan_plot  # noqa: PLC0415  matplotlib is an extra
-
-        wan_plot.check()
+        wan_plot.check(given.plot)
     if given.kept_rows is not None:
         said, rows = load(given.kept_rows)
-        result = {**said, "rows": rows}
-    else:
-        if given.resume and given.out is None:
-            raise UsageError("--resume: say which file by --out FILE")
-        options, note = options_of(given)
-        file = RowFile(given.out, about(options, note), resume=given.resume) if given.out is not None else None
-        result = run(options, file, note)
-    if given.plot is not None:
-        for path in wan_plot.figures(result, given.plot):
-            tell(f"wrote {path}")
-    return result
+        return {**said, "rows": rows}
+    if given.resume and given.out is None:
+        raise UsageError("--resume: say which file by --out FILE")
+    options, note = options_of(given)
+    file = RowFile(given.out, about(options, note), resume=given.resume) if given.out is not None else None
+    return run(options, file, note)
 
 
 def _show(result: Result, given: argparse.Namespace) -> None:
@@ -297,9 +304,24 @@ def _show(result: Result, given: argparse.Namespace) -> None:
         print_rows(table(result), as_json=False)
 
 
+def _plot(result: Result, given: argparse.Namespace) -> None:
+    if given.plot is not None:
+        for path in wan_plot.figures(result, given.plot):
+            tell(f"wrote {path}")
+
+
+def _without_figures(result: Result) -> bool:
+    """Is there nothing but rows that were skipped? Says so."""
+    rows = result["rows"]
+    if any("tokens_per_s" in one for one in rows):
+        return False
+    print("wan: no row has figures" + (f": {rows[0]['skipped']}" if rows else ""), file=sys.stderr)
+    return True
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m swarmnode.bench.wan`; see the module, or --help."""
-    return run_command(_parser(), arguments, _measure, _show)
+    return run_command(_parser(), arguments, _measure, _show, failed=_without_figures, then=_plot)
 
 
 if __name__ == "__main__":

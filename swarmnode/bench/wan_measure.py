@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from swarmnode.bench.wan_cases import Case, WanOptions
+from swarmnode.bench.wan_gate import run_gate
 from swarmnode.bench.wan_swarm import learn_routing, wan_swarm
 from swarmnode.bench.wan_text import prompts
 from swarmnode.control import Json
@@ -186,7 +182,7 @@ class Bench:
             self._gated = f"the gate: {kept.failure}" if kept.failure else ""  # it has been judged before
         if self._gated is None:
             self._tell(f"the gate, on {self._options.gate_positions} positions")
-            self._gated = await asyncio.to_thread(_gate, self._pack, self._options.gate_positions)
+            self._gated = await run_gate(self._pack, self._options.gate_positions)
         return self._gated
 
     async def _measure(self, group: Sequence[Case], folder: Path) -> None:
@@ -356,27 +352,3 @@ async def _wire(backbone: NodeProcess) -> str:
     """What rows travel as, as the gate has it: a lever that a model's gate does not allow is not what is used."""
     wires = (await backbone.status())["generation"]["wires"]
     return ", ".join(sorted(set(wires.values()))).lower()
-
-
-def _gate(pack: ModelPack, positions: int) -> str:
-    """Let the gate judge the wire types for this pack. Returns why it did not pass, or could not be run; "" where it
-    passed."""
-    command = [sys.executable, "-m", "swarmnode", "gate", str(pack.path), "--positions", str(positions), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if not done.returncode:
-        return ""
-    return f"the gate: {_why(done.stdout, done.stderr) or f'exit code {done.returncode}'}"
-
-
-def _why(stdout: str, stderr: str) -> str:
-    """Why a gate that was told --json has failed: its report's `error`, else the last line of its standard error."""
-    try:
-        error = msgspec.json.decode(stdout, type=_Report).error
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        error = ""
-    said = [line.strip("│ ") for line in stderr.splitlines() if re.search(r"\w", line)]
-    return error or (said[-1] if said else "")
-
-
-class _Report(msgspec.Struct, frozen=True):
-    error: str = ""

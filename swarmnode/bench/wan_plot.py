@@ -10,6 +10,7 @@ import importlib
 import itertools
 import json
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,22 +28,29 @@ _DPI = 120
 _BLUE, _GREEN, _GREY = "#3b6fb6", "#3f9b63", "#8a8a8a"
 
 
-def check() -> None:
-    """UsageError where figures cannot be drawn, before anything is measured."""
+def check(folder: Path) -> None:
+    """UsageError where figures cannot be drawn, or not be written to `folder`, which is made; before anything is
+    measured."""
     try:
         importlib.import_module("matplotlib")
     except ImportError:
         raise UsageError("figures need matplotlib: pip install 'swarmnode[bench]'") from None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (OSError, ValueError) as error:  # a NUL in its name
+        raise UsageError(f"{folder}: figures cannot be written there ({_why(error)})") from None
 
 
 def figures(result: Mapping[str, Any], folder: Path) -> list[Path]:
     """Draw what the rows have enough of: a waterfall per kind of text, curves where several round trips were measured.
 
     Each for the rows of one path, rate, number of streams and temperature; the files are named after them. Where there
-    are several rates and numbers of streams, the curves of a path are one figure.
+    are several rates and numbers of streams, the curves of a path are one figure. Raises UsageError as `check` does,
+    SwarmnodeError where a figure cannot be written.
     """
-    check()
-    folder.mkdir(parents=True, exist_ok=True)
+    check(folder)
     made: list[Path] = []
     rows = [row for row in result["rows"] if row.get("tokens_per_s")]
     for key in dict.fromkeys(group_of(row) for row in rows):
@@ -157,8 +165,15 @@ def _figure(down: int = 1, across: int = 1) -> Any:  # matplotlib's own types wo
 
 
 def _save(figure: Any, file: Path) -> Path:
-    figure.savefig(file, dpi=_DPI)
+    try:
+        figure.savefig(file, dpi=_DPI)
+    except OSError as error:
+        raise SwarmnodeError(f"{file}: cannot be written ({_why(error)})") from None
     return file
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

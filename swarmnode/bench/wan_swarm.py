@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from swarmnode.bench.relay_process import RelayProcess
+from swarmnode.bench.swarm_start import all_started
 from swarmnode.demo import BATCH, CONTEXT
 from swarmnode.errors import SwarmnodeError, UsageError
 from swarmnode.local_swarm import FoundedSwarm, LocalSwarm, NodeProcess
@@ -130,7 +131,7 @@ async def _founded(
     swarm.nodes["founder"] = founder
     swarm.ticket = (await founder.wait_for("ticket"))["ticket"]
     memory = ["--memory", str(int(whole * 1.5 / setting.workers))]
-    await asyncio.gather(*(swarm.join(f"worker-{i + 1}", *memory) for i in range(setting.workers)))
+    await all_started(swarm.join(f"worker-{i + 1}", *memory) for i in range(setting.workers))
     return founder
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -42,6 +43,7 @@ from swarmnode.sizing.shapes import MODELS, ModelShape
 from transport.config import TransportConfig
 from transport.connection import Connection
 from transport.endpoint import Endpoint
+from transport.errors import ConnectionClosed, TransportError
 from transport.identity import Identity
 from transport.stream import Stream
 
@@ -176,21 +178,28 @@ class _RoundTrips:
     _done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def begin(self) -> None:
-        self.asking.set_receiver(self._on_answer, lambda _: None)
+        self.asking.set_receiver(self._on_answer, self._on_end)
         self.answering.set_receiver(self._on_call, lambda _: None)
 
     def _on_call(self, data: bytes) -> None:
         self._asked += len(data)
         if self._asked >= self.sizes[0]:
             self._asked = 0
-            answer = bytes(self.sizes[1])
-            asyncio.get_running_loop().call_later(COMPUTE_S, self.answering.write_nowait, answer)
+            asyncio.get_running_loop().call_later(COMPUTE_S, self._answer, bytes(self.sizes[1]))
+
+    def _answer(self, data: bytes) -> None:
+        with contextlib.suppress(ConnectionClosed):  # the measurement was ended while this was waiting
+            self.answering.write_nowait(data)
 
     def _on_answer(self, data: bytes) -> None:
         self._answered += len(data)
         if self._answered >= self.sizes[1] and not self._done.done():
             self._answered = 0
             self._done.set_result(None)
+
+    def _on_end(self, error: TransportError | None) -> None:
+        if error is not None and not self._done.done():
+            self._done.set_exception(error)
 
     async def ask(self, times: int) -> None:
         call = bytes(self.sizes[0])
@@ -234,9 +243,12 @@ async def _measure(wanted: Iterable[Sizes]) -> dict[Sizes, Cost]:
     client = await Endpoint.bind(Identity.generate(), config, listen=(HOST, 0))
     async with server, client:
         lanes = [await _connect(client, server, f"wire{i}") for i in range(min(LANES, len(queue)))]
-        async with asyncio.TaskGroup() as tasks:
-            for lane in lanes:
-                tasks.create_task(work(lane))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for lane in lanes:
+                    tasks.create_task(work(lane))
+        except ExceptionGroup as lost:
+            raise lost.exceptions[0] from None
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -20,27 +21,24 @@ Quick = Annotated[bool, typer.Option("--quick", help="Fewer repetitions.")]
 def engine(quick: Quick = False, as_json: AsJson = False) -> None:
     """The expert engine against ggml's own kernel time."""
     from swarmnode.bench import engine as bench  # noqa: PLC0415
-    from swarmnode.tables import print_rows  # noqa: PLC0415
 
-    print_rows(bench.run(quick=quick), as_json=as_json)
+    _show(lambda: bench.run(quick=quick), as_json=as_json)
 
 
 @app.command()
 def transport(quick: Quick = False, as_json: AsJson = False) -> None:
     """QUIC between two processes of this machine, direct and relayed, beside what else carries bytes there."""
     from swarmnode.bench import transport as bench  # noqa: PLC0415
-    from swarmnode.tables import print_rows  # noqa: PLC0415
 
-    print_rows(bench.run(quick=quick), as_json=as_json)
+    _show(lambda: bench.run(quick=quick), as_json=as_json)
 
 
 @app.command()
 def dispatch(quick: Quick = False, as_json: AsJson = False) -> None:
     """What one layer's dispatch costs beside the experts' own compute, and where it goes."""
     from swarmnode.bench import dispatch as bench  # noqa: PLC0415
-    from swarmnode.tables import print_rows  # noqa: PLC0415
 
-    print_rows(bench.run(quick=quick), as_json=as_json)
+    _show(lambda: bench.run(quick=quick), as_json=as_json)
 
 
 @app.command()
@@ -49,18 +47,16 @@ def fidelity(
 ) -> None:
     """What partial sums and F16 change against the exact run, on held-out text."""
     from swarmnode.bench import fidelity as bench  # noqa: PLC0415
-    from swarmnode.tables import print_rows  # noqa: PLC0415
 
-    print_rows(bench.run(positions), as_json=as_json)
+    _show(lambda: bench.run(positions), as_json=as_json)
 
 
 @app.command()
 def wire(quick: Quick = False, as_json: AsJson = False) -> None:
     """Bytes per token and layer on the wire, for the layer shapes of published models."""
     from swarmnode.bench import wire as bench  # noqa: PLC0415
-    from swarmnode.tables import print_rows  # noqa: PLC0415
 
-    print_rows(bench.run(quick=quick), as_json=as_json)
+    _show(lambda: bench.run(quick=quick), as_json=as_json)
 
 
 @app.command(**_OWN_FLAGS)
@@ -93,3 +89,16 @@ def bulk(context: typer.Context) -> None:
     from swarmnode.bench import bulk as bench  # noqa: PLC0415
 
     raise typer.Exit(bench.main(context.args))
+
+
+def _show(measure: Callable[[], Mapping[str, Any]], *, as_json: bool) -> None:
+    """Measure and print; what ends a process from outside ends the measurement in order."""
+    from swarmnode.interruptible import End, ended_in_order  # noqa: PLC0415
+    from swarmnode.tables import print_rows  # noqa: PLC0415
+
+    end = End()
+    try:
+        with ended_in_order(end):
+            print_rows(measure(), as_json=as_json)
+    except KeyboardInterrupt:
+        raise typer.Exit(end.exit_code) from None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,9 +70,11 @@ def gate(
     from swarmnode.config import parse_size  # noqa: PLC0415
     from swarmnode.errors import UsageError  # noqa: PLC0415
     from swarmnode.gate.wires import MAX_THREADS, GateOptions  # noqa: PLC0415
+    from swarmnode.interruptible import End, ended_in_order  # noqa: PLC0415
 
     check_stdout()
-    context.with_resource(_ended_in_order())
+    _tell_crashes()
+    context.with_resource(ended_in_order(End()))
     if (file is not None) + bool(arch) + bool(shape) != 1:
         raise UsageError("gate what? give one of FILE (a GGUF or its model pack), --arch NAME and --shape NAME")
     if file is None:
@@ -96,31 +98,13 @@ def gate(
     _gate_file(file, options, show=show, as_json=as_json)
 
 
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """What ends a process from outside ends the work as Ctrl-C does, which leaves no folder and no process; SIGBUS,
-    which a mapped file that is cut short brings, at least says so."""
+def _tell_crashes() -> None:
+    """SIGBUS, which a mapped file that is cut short brings, at least says so."""
     import faulthandler  # noqa: PLC0415
-    import signal  # noqa: PLC0415
-    import threading  # noqa: PLC0415
 
     if not faulthandler.is_enabled():
         with suppress(OSError, ValueError, RuntimeError):  # no standard error
             faulthandler.enable()
-
-    def end(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")):
-            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
-                before[number] = signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _refuse_options_of_a_file(context: typer.Context, instead: str) -> None:

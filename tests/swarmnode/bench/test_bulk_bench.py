@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -14,6 +16,7 @@ from swarmnode.bench import bulk as bench
 from swarmnode.bench.bulk import Layout
 from swarmnode.bench.bulk_processes import MANIFEST, SOURCE, Part
 from swarmnode.bulk.provider import SourceProvider
+from swarmnode.errors import SwarmnodeError
 from swarmnode.model.manifest import load_manifest
 
 SMALL_MB = 1.0  # becomes the fewest experts that a model has
@@ -92,6 +95,19 @@ def test_what_cannot_be_meant_is_refused(arguments: list[str]) -> None:
         bench.main(arguments)
 
 
+@pytest.mark.parametrize(("megabytes", "said"), [("1e12", "1,000,000 at most"), ("1e6", "no room for twice as many")])
+def test_more_bytes_than_there_can_be_are_refused(
+    megabytes: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: SimpleNamespace(free=1e12))
+    assert bench.main(["--megabytes", megabytes]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_process_that_fails_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="bulk_processes serve"):
+    with pytest.raises(SwarmnodeError, match="bulk_processes serve"):
         bench.measure(tmp_path, "bulk", Layout(1, 1), 1)  # there is no source

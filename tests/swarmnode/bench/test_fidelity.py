@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from swarmnode import fidelity
 from swarmnode.bench import fidelity as bench
+from swarmnode.errors import UsageError
 from swarmnode.gate.bounds import LEAST_CONFIDENT, LEAST_COSINE, most_kl, objection
 
 
@@ -33,6 +34,12 @@ def test_what_the_gate_says_of_int8_and_fp8_is_true_over_real_frames() -> None:
         assert row["argmax_confident"] >= LEAST_CONFIDENT
         assert 0 < row["kl"] <= most_kl(4.8e-3)
         assert row["broken"] == 0
+
+
+@pytest.mark.parametrize("positions", [0, -1, 10**12])
+def test_positions_that_cannot_be_measured(positions: int) -> None:
+    with pytest.raises(UsageError, match=f"--positions {positions}: give 1 to"):
+        bench.run(positions)
 
 
 def test_row_cosines() -> None:

@@ -41,13 +41,22 @@ def test_all_prompts_streams_and_rates_are_asked_for() -> None:
     }
 
 
+def test_a_batch_is_no_longer_than_its_prompt_and_all_of_a_prompt_are_alike() -> None:
+    """What a batch's calls take alone is a bound of its layers only where they have as many tokens."""
+    batches = {row.tokens: row.batch for row in cases(0.0, (100.0,), (1, 2048, 2049, 8192)) if row.model == DEMO}
+    assert batches == {1: 1, 2048: 2048, 2049: 1025, 8192: 2048}
+
+
 def test_the_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "--mbit" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("wrong", [["--rtt", "-1"], ["--mbit", "100,0"], ["--mbit", "nan"], ["--tokens", "0"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [["--rtt", "-1"], ["--mbit", "100,0"], ["--mbit", "nan"], ["--tokens", "0"], ["--tokens", "1000000"]],
+)
 def test_numbers_that_cannot_be_meant_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(wrong)

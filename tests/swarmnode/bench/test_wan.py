@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from msgspec import structs
 
 from swarmnode.bench import wan, wan_lines, wan_text
 from swarmnode.bench.wan_cases import LEVERS, STREAMS_ONLY, Case, WanOptions, cases, flags_of, parse_levers, short
-from swarmnode.bench.wan_measure import Bench, Stream, Tally, _why, compare, row, window
+from swarmnode.bench.wan_gate import why
+from swarmnode.bench.wan_measure import Bench, Stream, Tally, axes_of, compare, row, window
 from swarmnode.bench.wan_swarm import SwarmSetting, has_ipv6, wan_swarm
 from swarmnode.errors import SwarmnodeError, UsageError
 from swarmnode.gate.verdict_file import bound_of, save_verdict
@@ -174,7 +176,7 @@ def test_a_rate_that_is_no_number_is_a_usage_error(capsys: pytest.CaptureFixture
     [
         ["--tokens", "1"], ["--tokens", "-3"], ["--seconds", "0"], ["--seconds", "nan"], ["--cell", "0"],
         ["--kept", "1.5"], ["--kept", "nan"], ["--streams", "1.5"], ["--streams", "0"], ["--streams", "100000"],
-        ["--temperature", "-1"], ["--mbit", "inf"], ["--rtt", "nan"], ["--threads", "0"],
+        ["--temperature", "-1"], ["--mbit", "inf"], ["--rtt", "nan"], ["--threads", "0"], ["--tokens", "0"],
     ],
 )  # fmt: skip
 def test_a_number_that_cannot_be_measured_with_is_a_usage_error(
@@ -184,6 +186,63 @@ def test_a_number_that_cannot_be_measured_with_is_a_usage_error(
     said = capsys.readouterr().err
     assert f"{arguments[0]} " in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--levers", ""], "--levers: give at least one set"),
+        (["--rtt", "1e9"], "--rtt 1e9: give numbers from 0 to 1,000,000"),
+        (["--seconds", "1e9"], "--seconds 1e+09: give 0.01 to 1,000,000"),
+        (["--shape", ""], "--shape : give a model and its layers"),
+        (["--draft", "/nonexistent"], "--draft /nonexistent: cannot be read"),
+        (["--model", "/nonexistent"], "--model /nonexistent: cannot be read"),
+        (["--model", __file__], "not a GGUF file"),
+        (["--plot", __file__], "figures cannot be written there"),
+        (["--from", "/nonexistent", "--plot", __file__], "figures cannot be written there"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_before_anything_is_measured(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "rows.jsonl"
+    assert wan.main([*arguments, "--out", str(out)]) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert (told.err.count("\n"), told.out, out.exists()) == (1, "", False)
+
+
+def test_the_table_is_printed_where_figures_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "rows.jsonl"
+    file = wan_lines.RowFile(kept, {"model": "demo"}, resume=False)
+    for rtt in (5.0, 80.0):
+        file.add(row(replace(CASE, rtt_ms=rtt), tallied(Stream([0.4 * i for i in range(11)], result())), 4))
+    arguments = ["--from", str(kept), "--plot", str(tmp_path / "figures")]
+    assert wan.main(arguments) == 0
+    table = capsys.readouterr().out
+    (figure,) = (tmp_path / "figures").iterdir()
+    figure.unlink()
+    figure.mkdir()
+    assert wan.main(arguments) == 1
+    said = capsys.readouterr()
+    assert said.out == table != ""
+    assert said.err == f"wan: {figure}: cannot be written (Is a directory)\n"
+
+
+def test_rows_without_any_figures_are_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    skipped = {**axes_of(CASE), "skipped": "the gate: layer 1 differs"}
+    found = [skipped]
+    monkeypatch.setattr(wan, "run", lambda *_: {"rows": found})
+    assert wan.main([]) == 1
+    said = capsys.readouterr()
+    assert "layer 1 differs" in said.out
+    assert said.err == "wan: no row has figures: the gate: layer 1 differs\n"
+    found.append({**row(CASE, tallied(Stream([0.0, 1.0], result())), 4)})
+    assert wan.main([]) == 0
 
 
 async def test_rounds_that_take_no_time_end(
@@ -200,9 +259,9 @@ async def test_rounds_that_take_no_time_end(
 
 def test_why_a_gate_failed() -> None:
     report = json.dumps({"model": "m", "passed": False, "error": "layer 1 is the first that differs"})
-    assert _why(report, "noise") == "layer 1 is the first that differs"
-    assert _why("", "│ one │\n│ no such file │\n╰──╯\n") == "no such file"
-    assert _why("[1]", "") == _why('{"error": 1}', "") == _why("\x00", "──") == ""
+    assert why(report, "noise") == "layer 1 is the first that differs"
+    assert why("", "│ one │\n│ no such file │\n╰──╯\n") == "no such file"
+    assert why("[1]", "") == why('{"error": 1}', "") == why("\x00", "──") == ""
 
 
 async def test_a_lever_is_barred_where_the_packs_verdict_is_a_failure(

@@ -10,7 +10,7 @@ import pytest
 from swarmnode.bench import wan_plot
 from swarmnode.bench.wan_cases import parse_levers
 from swarmnode.bench.wan_table import waterfall_steps
-from swarmnode.errors import UsageError
+from swarmnode.errors import SwarmnodeError, UsageError
 
 
 def rows() -> list[dict[str, Any]]:
@@ -55,7 +55,26 @@ def test_a_grid_is_one_figure_per_path(tmp_path: Path) -> None:
     assert wan_plot.main([str(kept), str(tmp_path)]) == 2
 
 
-def test_without_matplotlib_it_is_said_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_it_is_said_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match="pip install"):
-        wan_plot.check()
+        wan_plot.check(tmp_path)
+
+
+def test_a_folder_is_made_and_tried_before_anything_is_measured(tmp_path: Path) -> None:
+    wan_plot.check(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    for wrong in (tmp_path / "file", tmp_path / "file" / "below", Path("a\0b"), tmp_path / ("n" * 300)):
+        with pytest.raises(UsageError, match="figures cannot be written there"):
+            wan_plot.check(wrong)
+
+
+def test_a_figure_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    made = wan_plot.figures({"rows": rows()}, tmp_path)
+    made[0].unlink()
+    made[0].mkdir()
+    with pytest.raises(SwarmnodeError, match=f"{made[0].name}: cannot be written"):
+        wan_plot.figures({"rows": rows()}, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -9,6 +10,10 @@ import pytest
 from swarmnode.bench import wire as bench
 from swarmnode.errors import UsageError
 from swarmnode.sizing.shapes import MODELS
+from transport.config import TransportConfig
+from transport.endpoint import Endpoint
+from transport.errors import ConnectionClosed
+from transport.identity import Identity
 
 
 @pytest.fixture
@@ -77,3 +82,17 @@ def test_experts_above_a_byte_and_weights_before_the_experts_are_counted() -> No
 def test_a_model_that_is_not_there_is_named() -> None:
     with pytest.raises(UsageError, match="model 'GPT-1' is unknown"):
         bench.run(models=["GPT-1"])
+
+
+async def test_a_measurement_whose_connection_ends_is_over() -> None:
+    config = TransportConfig(port_mapping=False)
+    server, client = [await Endpoint.bind(Identity.generate(), config, listen=("127.0.0.1", 0)) for _ in range(2)]
+    async with server, client:
+        lane = await bench._connect(client, server, "wire")
+        assert (await lane.measure((100, 10)))[0] > 110
+        measuring = asyncio.create_task(lane.measure((100, 10)))
+        await asyncio.sleep(0)
+        await lane.server.close()
+        with pytest.raises(ConnectionClosed):
+            await measuring
+        lane._answer(b"too late")
