@@ -7,13 +7,14 @@ that exchange) is something given up that nobody else holds yet.
 
     somebody came                 plan SETTLE_S after the last one came
     somebody came back            plan after BACK_S: with others that come back nothing has to be moved
-    an expert is with nobody      plan at once, also where who holds it is not heard any more
+    an expert is with nobody      plan at once
     a holder of spares is gone    plan after RETURN_S: a device that restarts brings its slices back
     somebody wants to leave       plan without it, release it when the others have what it held
     a worker is linked anew       its last order again, under a new number
     routing changed               look every REVIEW_S, change only for a clear gain (planner.replan)
     it has trouble, or cannot be called: plan without it; with it again when that is over
-    it is not heard any more      no plan that counts on it, no further step: it may be back, or be found gone
+    it is not heard any more      for RETURN_S at most nothing is moved that does not have to be: it may come back, or
+                                  turn out to be gone; then plan without it
     a worker's speed changed      look SPEED_S after that, not more often than QUICK_REVIEW_S
 
 A worker that the plan has no use for holds a few experts all the same, those asked for most: dispatch sends it a copy
@@ -61,9 +62,7 @@ class _Worker:
     leaving: bool = False
     is_late: bool = False  # makes no progress with what it was told
     callable: bool = True  # this node's client reaches it
-    heard: bool = True  # something comes from it
-    silent_at: float = -math.inf  # when that ended
-    planned_without: bool = False  # as it was not heard then
+    silent_at: float = math.inf  # since when nothing comes from it
     ordered: Holdings = field(default_factory=dict)  # what it was told last
     number: int = 0
     progress_at: float = 0.0
@@ -73,7 +72,7 @@ class _Worker:
     @property
     def usable(self) -> bool:
         out = self.leaving or self.distrusted or self.is_late or self.standing.trouble
-        return not out and self.callable and self.heard
+        return not out and self.callable
 
     @property
     def carried_out(self) -> bool:
@@ -97,6 +96,7 @@ class Coordinator:
         self._plan: Placement | None = None
         self._number = after
         self._due = math.inf  # when to plan
+        self._silent_since = math.inf  # when the first of those who are not heard fell silent
         self._why = ""
         self._review = math.inf
         self._reviewed = -math.inf
@@ -158,20 +158,17 @@ class Coordinator:
     def heard(self, peer: str, is_so: bool, now: float) -> None:
         """Something comes from a worker again, or nothing any more: it may be gone, which is known for sure later."""
         worker = self._workers.get(peer)
-        if worker is None or worker.heard == is_so:
+        if worker is None or (worker.silent_at == math.inf) == is_so:
             return
-        worker.heard = is_so
-        if not is_so:
-            worker.silent_at = now
-            if self._plan is not None and self._held_nowhere():
-                self._want(now, "experts were lost")
-        elif worker.planned_without:
-            worker.planned_without = False
-            self._want(now + SETTLE_S, "a worker recovered")
+        worker.silent_at = math.inf if is_so else now
+        if is_so:
+            self.reached(peer, True, now)
+        self._note_silence(now)
 
     def gone(self, peer: str, now: float) -> None:
         """A worker's connection is lost, or its record has expired."""
         worker = self._workers.pop(peer, None)
+        self._note_silence(now)
         self._chances.gone(peer)
         if worker is None or self._plan is None:
             return
@@ -229,6 +226,9 @@ class Coordinator:
     def step(self, now: float) -> list[Outcome]:
         """Plan where it is time to, order what is to be ordered next."""
         outcomes: list[Outcome] = []
+        for peer, worker in self._workers.items():
+            if now >= worker.silent_at + RETURN_S:
+                self.reached(peer, False, now)
         waits = now < self._waits_until()
         if now >= self._due and not (waits and self._why not in _URGENT):
             why, self._due, self._why = self._why, math.inf, ""
@@ -248,9 +248,21 @@ class Coordinator:
     # ---- how
 
     def _waits_until(self) -> float:
-        """Until when nothing is moved because somebody whom the plan counts on is not heard."""
-        silent = (w.silent_at for w in self._workers.values() if not w.heard and not w.planned_without)
-        return max(silent, default=-math.inf) + RETURN_S
+        """Until when nothing is moved because somebody whom the plan counts on is not heard.
+
+        However many fall silent in turns: RETURN_S after the first of them.
+        """
+        for peer, worker in self._workers.items():
+            counts = any(worker.standing.held.values()) or any(self._targets.get(peer, {}).values())
+            if worker.silent_at < math.inf and worker.usable and counts and self._plan is not None:
+                return self._silent_since + RETURN_S
+        return -math.inf
+
+    def _note_silence(self, now: float) -> None:
+        if all(worker.silent_at == math.inf for worker in self._workers.values()):
+            self._silent_since = math.inf
+        else:
+            self._silent_since = min(self._silent_since, now)
 
     def _has_its_part(self, worker: _Worker) -> bool:
         """Did it come back with what the plan gives it, before there was another? Then nothing has to be planned."""
@@ -313,8 +325,6 @@ class Coordinator:
     def _adopt(self, placement: Placement, why: str, now: float, outcomes: list[Outcome]) -> None:
         before = self._plan
         self._plan, self._final, self._planned_at = placement, False, now
-        for worker in self._workers.values():
-            worker.planned_without = not worker.heard
         self._note_shares(placement, now)
         self._looked_at(now)
         self._targets = self._wanted_of_each()

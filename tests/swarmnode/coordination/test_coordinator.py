@@ -374,30 +374,6 @@ def _twins() -> Swarm:
     return swarm
 
 
-def test_a_worker_that_is_not_heard_any_more_is_planned_around_at_once_where_nobody_else_has_what_it_holds() -> None:
-    swarm = Swarm(a=64 * SIZE, b=64 * SIZE)
-    swarm.run(5.0)
-    silent = next(peer for peer in ("a", "b") if any(swarm.held[peer].values()))
-    swarm.coordinator.heard(silent, False, swarm.now)
-    outcomes = swarm.run(1.0, deaf=silent)
-    assert [one.why for one in outcomes if isinstance(one, Planned)] == ["experts were lost"]
-    back = swarm.held.pop(silent)
-    assert swarm.covered()
-    swarm.held[silent] = back
-    swarm.coordinator.heard(silent, True, swarm.now)
-    assert [one.why for one in swarm.run(3.0) if isinstance(one, Planned)] == ["a worker recovered"]
-
-
-def test_a_plan_at_the_very_moment_of_silence_is_one_without_the_silent_worker() -> None:
-    swarm = Swarm(a=64 * SIZE, b=64 * SIZE)
-    swarm.run(5.0)
-    silent = next(peer for peer in ("a", "b") if any(swarm.held[peer].values()))
-    swarm.coordinator.heard(silent, False, swarm.now)
-    assert any(isinstance(one, Planned) for one in swarm.coordinator.step(swarm.now))
-    swarm.coordinator.heard(silent, True, swarm.now)
-    assert [one.why for one in swarm.run(3.0) if isinstance(one, Planned)] == ["a worker recovered"]
-
-
 def test_nothing_is_given_up_that_only_a_worker_holds_who_is_not_heard() -> None:
     swarm = _twins()
     swarm.coordinator.heard("b", False, swarm.now)
@@ -409,16 +385,52 @@ def test_nothing_is_given_up_that_only_a_worker_holds_who_is_not_heard() -> None
     assert [one.why for one in swarm.run(2.0) if isinstance(one, Planned)] == ["a worker came"]
 
 
-def test_silence_does_not_hold_up_plans_for_ever() -> None:
+def test_who_is_not_heard_for_long_is_planned_without_until_it_is_heard() -> None:
     swarm = _twins()
     swarm.coordinator.heard("b", False, swarm.now)
     swarm.budgets["c"], swarm.held["c"], swarm.done["c"] = 64 * SIZE, {}, 0
     swarm.report("c")
-    outcomes = swarm.run(RETURN_S + 1.0, deaf="b")
+    outcomes = swarm.run(RETURN_S + 5.0, deaf="b")
     assert [one.why for one in outcomes if isinstance(one, Planned)] == ["a worker came"]
     assert all(one.peer != "b" for one in outcomes if isinstance(one, Order))
+    assert swarm.held["c"] == EVERYTHING
     swarm.coordinator.heard("b", True, swarm.now)
-    assert [one.why for one in swarm.run(3.0) if isinstance(one, Planned)] == ["a worker recovered"]
+    assert [one.why for one in swarm.run(5.0) if isinstance(one, Planned)] == ["a worker can be called"]
+
+
+def test_silence_in_turns_does_not_hold_up_plans_for_ever() -> None:
+    swarm = _twins()
+    swarm.budgets["c"], swarm.held["c"], swarm.done["c"] = 64 * SIZE, {}, 0
+    swarm.coordinator.heard("a", False, swarm.now)
+    swarm.report("c")
+    outcomes = []
+    for quiet, heard in ("ba", "ab") * 2:
+        outcomes += swarm.run(8.0)
+        swarm.coordinator.heard(quiet, False, swarm.now)
+        outcomes += swarm.run(0.5)
+        swarm.coordinator.heard(heard, True, swarm.now)
+    assert "a worker came" in [one.why for one in outcomes if isinstance(one, Planned)]
+
+
+def test_nobody_waits_for_who_holds_nothing_and_is_given_nothing() -> None:
+    swarm = _twins()
+    swarm.budgets["d"], swarm.held["d"], swarm.done["d"] = 0, {}, 0
+    swarm.report("d")
+    swarm.run(5.0)
+    swarm.coordinator.heard("d", False, swarm.now)
+    swarm.budgets["c"], swarm.held["c"], swarm.done["c"] = 64 * SIZE, {}, 0
+    swarm.report("c")
+    assert "a worker came" in [one.why for one in swarm.run(5.0) if isinstance(one, Planned)]
+
+
+def test_trouble_that_begins_in_silence_is_planned_for() -> None:
+    swarm = _twins()
+    swarm.coordinator.heard("b", False, swarm.now)
+    swarm.coordinator.report(
+        Standing("b", 64 * SIZE, EVERYTHING, rtt_s=0.001, assignment=swarm.done["b"], trouble="disk"), swarm.now
+    )
+    swarm.coordinator.heard("b", True, swarm.now)
+    assert [one.why for one in swarm.run(5.0) if isinstance(one, Planned)] == ["a worker has trouble"]
 
 
 def test_a_plan_that_waits_for_a_silent_worker_does_not_keep_lost_experts_waiting() -> None:
@@ -427,9 +439,10 @@ def test_a_plan_that_waits_for_a_silent_worker_does_not_keep_lost_experts_waitin
     swarm.budgets["c"], swarm.held["c"], swarm.done["c"] = 64 * SIZE, {}, 0
     swarm.report("c")
     assert swarm.run(5.0, deaf="b") == []
-    swarm.held.pop("a")
-    swarm.coordinator.gone("a", swarm.now)
-    outcomes = swarm.run(1.0, deaf="b")
+    for peer in ("a", "b"):
+        swarm.held.pop(peer)
+        swarm.coordinator.gone(peer, swarm.now)
+    outcomes = swarm.run(1.0)
     assert [one.why for one in outcomes if isinstance(one, Planned)] == ["experts were lost"]
     assert swarm.held["c"] == EVERYTHING
 
