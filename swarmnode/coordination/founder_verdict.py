@@ -70,6 +70,8 @@ class FounderVerdict:
 
     async def settle(self, pack: ModelPack) -> None:
         """Keep what has been heard about the model of this pack, before it is used. Raises ModelError."""
+        if self._pack is not None and self._pack.manifest.model_hash != pack.manifest.model_hash:
+            self._seen = None  # what was of another model than that one may be of this one
         self._pack = pack
         await self._keep()
 

@@ -176,6 +176,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             and (self.local_differ or 0) <= self.exact_positions
             and all(run.confident <= run.positions <= self.positions for run in runs)
             and len({(run.out, run.back) for run in self.pairs}) == len(self.pairs)
+            and all((run.out, run.back) in VERIFIED for run in self.pairs)
         )
 
     def less_than(self, earlier: Verdict) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,17 @@ async def test_on_another_model_it_says_nothing_of_this_one(theirs: ModelPack) -
     side.news.heard(Gated(bytes(32)))
     await side.done()
     assert side.said == ["the founder's verdict is left out: it is on another model than this node has"]
+    assert whose_verdict(theirs) == "founder"
+
+
+async def test_what_was_of_another_model_counts_once_that_is_the_model(theirs: ModelPack) -> None:
+    """A member is told of one model, cannot have it, and is then told of another."""
+    side = Side()
+    side.news.heard(Gated(bytes.fromhex(theirs.manifest.model_hash), pack_verdict(fitting(theirs))))
+    other = replace(theirs, manifest=msgspec.structs.replace(theirs.manifest, model_hash="ab" * 32))
+    await side.news.settle(other)
+    assert whose_verdict(theirs) == ""
+    await side.news.settle(theirs)
     assert whose_verdict(theirs) == "founder"
 
 

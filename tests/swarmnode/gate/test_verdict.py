@@ -409,6 +409,7 @@ class TestFigures:
             replace(good, pairs=(replace(good.pairs[0], confident=2049), *good.pairs[1:])),
             replace(good, pairs=(replace(good.pairs[0], positions=4096, confident=4000), *good.pairs[1:])),
             replace(good, pairs=(*good.pairs[1:], good.pairs[1])),
+            replace(good, pairs=(replace(good.pairs[0], out="f32", back="f32"), *good.pairs[1:])),
             replace(good, partial=replace(good.pairs[0], positions=4096)),
         ):
             assert not forged.possible
