@@ -80,17 +80,18 @@ def run_command(
     try:
         with ended_in_order(end):
             result = measure(given)
-            if given.json:
-                print_rows(result, as_json=True)
-            else:
-                show(result, given)
+            try:
+                if given.json:
+                    print_rows(result, as_json=True)
+                else:
+                    show(result, given)
+            except BrokenPipeError:  # whoever read has what they wanted
+                sys.stderr.close()
+                return 1
             then(result, given)
     except KeyboardInterrupt:
         print(f"{made.prog}: interrupted", file=sys.stderr)
         return end.exit_code
-    except BrokenPipeError:  # whoever read has what they wanted
-        sys.stderr.close()
-        return 1
     except (SwarmnodeError, TransportError, OSError) as error:
         print(f"{made.prog}: {_said(error)}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

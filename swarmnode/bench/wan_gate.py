@@ -25,6 +25,7 @@ async def run_gate(pack: ModelPack, positions: int) -> str:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for this process, which ends it: twice would break off its tidying up
     )  # fmt: skip
     try:
         stdout, stderr = (data.decode("utf-8", "replace") for data in await process.communicate())
