@@ -107,6 +107,7 @@ class RemoteWorker:
             suspension_s=options.suspension_s,
             max_suspension_s=options.max_suspension_s,
         )
+        self._deadlines = options.deadlines
         self._link = link
         self.label = f"{self.name} ({link.connection.peer.short})"
         self._sites = sites
@@ -178,10 +179,23 @@ class RemoteWorker:
         return not self._suspended(now)
 
     def _suspended(self, now: float) -> bool:
-        if self.suspected or self._silent_at < math.inf or self.health.suspended(now):
+        if self.suspected or self._silent_at < math.inf or self.health.suspended(now) or self._answers_nothing(now):
             return True
         # A worker that does not even refuse what was cancelled is stuck; its allowance must not fill up with that.
         return self._cancelled * 2 >= self.limits.max_calls
+
+    def _answers_nothing(self, now: float) -> bool:
+        """Whether the oldest small call that it was sent and is wanted still is late: some checks have no deadline.
+
+        One that died would collect them until its allowance is full, and what is sent for real would not leave.
+        """
+        oldest = next((one for one in self._asked.values() if not one.cancelled), None)
+        if oldest is None or len(oldest.share.pairs) > DECODE_PAIRS or self._large:
+            return False
+        waited = now - max(oldest.sent_at, self.answered_at)
+        if waited <= self._deadlines.floor_s:
+            return False
+        return waited > self.latency.late_after(len(oldest.share.pairs), self._deadlines)
 
     def _latency_class(self) -> int:
         known = self.latency.latency_class

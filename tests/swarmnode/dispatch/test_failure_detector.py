@@ -20,6 +20,7 @@ from swarmnode.dispatch.failure_detector import (
     unheard,
 )
 from swarmnode.dispatch.options import DispatchOptions
+from swarmnode.dispatch.request import make_request
 from tests.swarmnode.dispatch.samples import SITES, everything, local_rows, make_input
 from tests.swarmnode.dispatch.swarm import GatedEngine, eventually, swarm
 from transport.config import TransportConfig
@@ -160,3 +161,18 @@ async def test_a_worker_that_is_late_and_lives_is_not_taken_for_gone() -> None:
         await asyncio.sleep(GONE_S + 0.3)
         assert s.client.recent(peer) is not None
         engine.open()
+
+
+async def test_who_answers_no_check_is_asked_last() -> None:
+    """Nobody waits for some checks: a worker that died would collect them, and real calls wait behind them."""
+    async with swarm(DispatchOptions(late_unknown_s=0.1)) as s:
+        engine = GatedEngine(everything())
+        await s.add({}, engine=engine)
+        (remote,) = s.client._roster.attached.values()
+        share = make_request(SITES[0], *make_input(SITES[0], 1), partial=False).share(range(2))
+        remote.ask(1 << 40, share)  # as a check does
+        await engine.wait_entered()
+        assert not s.client.workers()[0].suspect
+        await eventually(lambda: s.client.workers()[0].suspect)
+        engine.open()
+        await eventually(lambda: not s.client.workers()[0].suspect)
