@@ -80,7 +80,8 @@ async def test_neighbours_talk_over_their_lan(lab: Lab, start: Start) -> None:
     home = lab.nat("home", "easy", **SITE)
     one, other = await start(home.host("one"), home.host("other"))
     await dialled(one, other, kind="direct-lan")
-    assert (await one.ask("ping", peer=other.peer))["rtt_ms"] < 30  # the gateway's link alone is 40
+    pings = [(await one.ask("ping", peer=other.peer))["rtt_ms"] for _ in range(5)]
+    assert min(pings) < 30  # the gateway's link alone is 40; one of them may meet a busy moment
 
 
 async def test_homes_with_the_same_addresses_behind_one_carrier(lab: Lab, start: Start) -> None:
