@@ -45,6 +45,11 @@ class Swarm:
             Standing(peer, self.budgets[peer], self.held[peer], rtt_s=0.001, assignment=self.done[peer]), self.now
         )
 
+    def join(self, peer: str) -> None:
+        """A newcomer with room for everything."""
+        self.budgets[peer], self.held[peer], self.done[peer] = 64 * SIZE, {}, 0
+        self.report(peer)
+
     def obey(self, order: Order) -> None:
         assert sum(mask.bit_count() for mask in order.hold.values()) * SIZE <= self.budgets[order.peer]
         self.held[order.peer] = dict(order.hold)
@@ -377,8 +382,7 @@ def _twins() -> Swarm:
 def test_nothing_is_given_up_that_only_a_worker_holds_who_is_not_heard() -> None:
     swarm = _twins()
     swarm.coordinator.heard("b", False, swarm.now)
-    swarm.budgets["c"], swarm.held["c"], swarm.done["c"] = 64 * SIZE, {}, 0
-    swarm.report("c")
+    swarm.join("c")
     assert swarm.run(RETURN_S - 1.0, deaf="b") == []
     assert swarm.coordinator.next_due() > swarm.now  # nobody looks all the time whether there is something to do
     swarm.coordinator.heard("b", True, swarm.now)
@@ -388,8 +392,7 @@ def test_nothing_is_given_up_that_only_a_worker_holds_who_is_not_heard() -> None
 def test_who_is_not_heard_for_long_is_planned_without_until_it_is_heard() -> None:
     swarm = _twins()
     swarm.coordinator.heard("b", False, swarm.now)
-    swarm.budgets["c"], swarm.held["c"], swarm.done["c"] = 64 * SIZE, {}, 0
-    swarm.report("c")
+    swarm.join("c")
     outcomes = swarm.run(RETURN_S + 5.0, deaf="b")
     assert [one.why for one in outcomes if isinstance(one, Planned)] == ["a worker came"]
     assert all(one.peer != "b" for one in outcomes if isinstance(one, Order))
@@ -400,9 +403,8 @@ def test_who_is_not_heard_for_long_is_planned_without_until_it_is_heard() -> Non
 
 def test_silence_in_turns_does_not_hold_up_plans_for_ever() -> None:
     swarm = _twins()
-    swarm.budgets["c"], swarm.held["c"], swarm.done["c"] = 64 * SIZE, {}, 0
     swarm.coordinator.heard("a", False, swarm.now)
-    swarm.report("c")
+    swarm.join("c")
     outcomes = []
     for quiet, heard in ("ba", "ab") * 2:
         outcomes += swarm.run(8.0)
@@ -418,8 +420,7 @@ def test_nobody_waits_for_who_holds_nothing_and_is_given_nothing() -> None:
     swarm.report("d")
     swarm.run(5.0)
     swarm.coordinator.heard("d", False, swarm.now)
-    swarm.budgets["c"], swarm.held["c"], swarm.done["c"] = 64 * SIZE, {}, 0
-    swarm.report("c")
+    swarm.join("c")
     assert "a worker came" in [one.why for one in swarm.run(5.0) if isinstance(one, Planned)]
 
 
@@ -436,8 +437,7 @@ def test_trouble_that_begins_in_silence_is_planned_for() -> None:
 def test_a_plan_that_waits_for_a_silent_worker_does_not_keep_lost_experts_waiting() -> None:
     swarm = _twins()
     swarm.coordinator.heard("b", False, swarm.now)
-    swarm.budgets["c"], swarm.held["c"], swarm.done["c"] = 64 * SIZE, {}, 0
-    swarm.report("c")
+    swarm.join("c")
     assert swarm.run(5.0, deaf="b") == []
     for peer in ("a", "b"):
         swarm.held.pop(peer)
@@ -450,8 +450,7 @@ def test_a_plan_that_waits_for_a_silent_worker_does_not_keep_lost_experts_waitin
 def test_a_step_waits_for_a_worker_that_is_not_heard() -> None:
     """What others are to drop at the last step may be what only the silent one has."""
     swarm = _twins()
-    swarm.budgets["c"], swarm.held["c"], swarm.done["c"] = 64 * SIZE, {}, 0
-    swarm.report("c")
+    swarm.join("c")
     while not any(isinstance(one, Planned) for one in swarm.run(0.25, deaf="c")):
         pass
     swarm.coordinator.heard("b", False, swarm.now)
