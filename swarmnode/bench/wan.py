@@ -19,6 +19,8 @@ Rows, one per link, path, set of levers (`wan_cases.py`), kind of text, temperat
     gain, break_even        only with speculation: tokens/s beside the same without, measured in turns in the same
                             swarm, and the tokens that a step must give to be worth its longer time
     wire                    what rows travelled as: a model's gate may not allow what a lever asks for
+    local_step_ms           a step of plain llama.cpp with the whole model in one process and as many threads: what
+                            the bound does not know of (`local_step.py`; only in JSON)
 
 Ways to use it:
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from swarmnode.bench.local_step import local_step_s
 from swarmnode.bench.wan_cases import Case, WanOptions
 from swarmnode.bench.wan_gate import run_gate
 from swarmnode.bench.wan_swarm import learn_routing, wan_swarm
-from swarmnode.bench.wan_text import prompts
+from swarmnode.bench.wan_text import TextClass, prompts
 from swarmnode.control import Json
 from swarmnode.errors import SwarmnodeError
 from swarmnode.gate import Verdict, load_verdict
@@ -151,12 +152,17 @@ class Bench:
         self._report, self._tell = report, tell
         self._routing: bytes | None = None
         self._gated: str | None = None  # why not; "" when it has passed
+        self._local_ms = 0.0  # of a step of plain llama.cpp
 
     async def run(self, todo: Sequence[Case]) -> None:
         """Measure. Where the gate does not let a lever be used, rows say so in `skipped` and have no figures."""
         options = self._options
+        if not todo:
+            return
+        self._local_ms = round(1e3 * await asyncio.to_thread(local_step_s, options.model, options.threads), 2)
+        self._tell(f"plain llama.cpp, everything in one process: {self._local_ms:g} ms a step")
         if any(case.setting(options).kept for case in todo):
-            texts = [one for text in options.text for one in prompts(text)]
+            texts = [one for text in options.text for one in self._prompts(text)]
             self._routing = await learn_routing(self._folder / "learning", self._pack, texts)
         settings = list(dict.fromkeys(case.setting(options) for case in todo))
         for number, setting in enumerate(settings):
@@ -200,8 +206,8 @@ class Bench:
                     if tallies[case].seconds <= before_s:  # it would go on for ever
                         raise SwarmnodeError(f"generations of {tokens} tokens take no time that could be measured")
                 number += 1
-            wire = await _wire(backbone)
-        found = {case: {**row(case, tally, self._n_sites), "wire": wire} for case, tally in tallies.items()}
+            more = await self._more(backbone)
+        found = {case: {**row(case, tally, self._n_sites), **more} for case, tally in tallies.items()}
         for case, one in found.items():
             compare(case, one, found)
             self._report(case, one)
@@ -211,13 +217,13 @@ class Bench:
         left = list(group)
         try:
             async with self._swarm(group, folder) as backbone:
-                wire = await _wire(backbone)
+                more = await self._more(backbone)
                 step_s = self._n_sites * (group[0].rtt_ms / 1e3 + 1e-3)
                 pace = _Pace(step_s, step_s)
                 warm = max(LEAST_BOUNDED - 1, min(WARM_TOKENS, int(WARM_S / step_s)))
                 pace.note(await self._round(backbone, replace(group[0], streams=1), 0, warm))
                 for case in group:
-                    self._report(case, await self._bounded(backbone, case, pace, most_s) | {"wire": wire})
+                    self._report(case, await self._bounded(backbone, case, pace, most_s) | more)
                     left.remove(case)
         except SwarmnodeError as error:
             self._skip(left, str(error))
@@ -260,8 +266,7 @@ class Bench:
         self, backbone: NodeProcess, case: Case, number: int, tokens: int, most_s: float | None = None
     ) -> list[Stream]:
         """Every stream generates once, all at the same time. The same prompts and seeds whatever the levers are."""
-        last = self._options.prompt_characters
-        texts = [text[-last:] if last else text for text in prompts(case.text)]
+        texts = self._prompts(case.text)
         made = [Stream() for _ in range(case.streams)]
 
         async def generate(place: int, stream: Stream) -> None:
@@ -286,6 +291,14 @@ class Bench:
             for problem in filter(None, problems):
                 raise problem
         return made
+
+    async def _more(self, backbone: NodeProcess) -> Row:
+        """What all rows of a swarm have in common, beside their figures."""
+        return {"wire": await _wire(backbone), "local_step_ms": self._local_ms}
+
+    def _prompts(self, text: TextClass) -> list[str]:
+        last = self._options.prompt_characters
+        return [one[-last:] if last else one for one in prompts(text)]
 
     def _length(self, case: Case) -> int:
         step = self._n_sites * (case.rtt_ms / 1e3 + 1e-3)

@@ -13,7 +13,7 @@ from swarmnode.bench.wan_cases import WATERFALL_RTT_MS, short
 
 Row = Mapping[str, Any]  # JSON; see `wan.py`
 
-HIDDEN = ("drafted", "drafts_accepted", "tokens")
+HIDDEN = ("drafted", "drafts_accepted", "tokens", "local_step_ms")
 
 
 def table(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from swarmnode.bench import wan, wan_lines, wan_text
+from swarmnode.bench import wan, wan_lines, wan_measure, wan_text
 from swarmnode.bench.wan_cases import LEVERS, STREAMS_ONLY, Case, WanOptions, cases, flags_of, parse_levers, short
 from swarmnode.bench.wan_gate import why
 from swarmnode.bench.wan_measure import Bench, Stream, Tally, axes_of, compare, row, window
@@ -257,6 +258,23 @@ async def test_rounds_that_take_no_time_end(
     assert not rows
 
 
+async def test_a_founder_learns_from_prompts_as_short_as_those_that_are_measured(
+    tmp_path: Path, demo_pack: ModelPack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model whose vocabulary is bytes, whole prompts do not fit the context."""
+    learnt: list[str] = []
+
+    async def learn(_folder: Path, _pack: ModelPack, texts: Sequence[str]) -> bytes:
+        learnt.extend(texts)
+        raise SwarmnodeError("enough")
+
+    monkeypatch.setattr(wan_measure, "learn_routing", learn)
+    options = WanOptions(rtt_ms=(0.0,), levers=(("local-experts",),), text=("code",), prompt_characters=48)
+    with pytest.raises(SwarmnodeError, match="enough"):
+        await Bench(options, demo_pack, tmp_path, lambda *_: None, lambda _text: None).run(cases(options))
+    assert learnt == [text[-48:] for text in wan_text.prompts("code")]
+
+
 def test_why_a_gate_failed() -> None:
     report = json.dumps({"model": "m", "passed": False, "error": "layer 1 is the first that differs"})
     assert why(report, "noise") == "layer 1 is the first that differs"
@@ -299,6 +317,7 @@ def test_one_swarm_is_measured_with_and_without_speculation(
     other = next(one for one in rows if one is not plain)
     assert other["accepted_per_step"] >= 1.0
     assert other["gain"] > 0
+    assert plain["local_step_ms"] == other["local_step_ms"] > 0
 
 
 def test_an_interrupted_run_goes_on_where_it_was(
