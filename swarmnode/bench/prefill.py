@@ -2,7 +2,8 @@
 
 Worker processes, the backbone's parts (llama.cpp, hook, client, endpoint) in this process, so that its layers can be
 timed; the link is emulated at this end, one for all workers. The prompt is evaluated in batches of `batch`: one of a
-single batch REPEAT times, of which the median counts, a longer one once, since it is much the same layer all along.
+single batch REPEAT times and for REPEAT_S, of which the median counts, a longer one once, since it is much the same
+layer all along.
 Every row is measured twice: with the backbone's own time in it, and the dispatch alone, calls of a batch of random rows
 one after the other.
 
@@ -68,7 +69,9 @@ PACE_S = 30e-6  # a row of 3,072 × 1,024 on eight cores
 LAYER, DEMO = "one layer of d 3072, ff 1024, top 8 of 32", "demo: d 256, ff 256, top 4 of 16"
 RATES = (100.0, 1000.0, math.inf)  # Mbit/s
 BATCH, MOST_TOKENS = 2048, 1 << 17  # of a prompt's tokens
-REPEAT = 3  # evaluations of a prompt of one batch; one of several batches is evaluated once
+# Evaluations of a prompt of one batch: at least REPEAT, at most MOST_REPEATS, or so many seconds of them. One of
+# several batches is evaluated once.
+REPEAT, MOST_REPEATS, REPEAT_S = 3, 15, 4.0
 # Of the dispatch alone: a congestion window takes some calls to open, and the first are cut and whole in turns; the
 # median of the later ones counts.
 ALONE_WARM, ALONE_CALLS, ALONE_S = 2 * FIRST + 1, 6, 5.0  # so many at most, or so many seconds and LEAST of them
@@ -302,7 +305,7 @@ def _totals(client: ExpertClient) -> tuple[float, float, float, float, float]:
 
 
 def _evaluate(pack: ModelPack, experts: Experts, case: Case) -> float:
-    """Seconds of the whole prompt, the median of REPEAT where it is one batch. In a thread of its own."""
+    """Seconds of the whole prompt, the median of several where it is one batch. In a thread of its own."""
     model = LlamaModel(pack.backbone, remote_experts=True)
     plan = trace_model(model, {t.name: t.ne for t in pack.manifest.tensors})
     hook = EvalHook(plan, experts)
@@ -313,13 +316,15 @@ def _evaluate(pack: ModelPack, experts: Experts, case: Case) -> float:
     seconds: list[float] = []
     try:
         session.evaluate(tokens[: min(64, case.batch)], 0, all_logits=True)  # memory is touched for the first time
-        for _ in range(REPEAT if case.tokens <= case.batch else 1):
+        while len(seconds) < REPEAT or (len(seconds) < MOST_REPEATS and sum(seconds) < REPEAT_S):
             context.clear()
             began = time.perf_counter()
             for at in range(0, len(tokens), case.batch):
                 # All logits, where each row is another generation's; so the last layer has all rows in both kinds.
                 session.evaluate(tokens[at : at + case.batch], at, all_logits=True)
             seconds.append(time.perf_counter() - began)
+            if case.tokens > case.batch:
+                break
     finally:
         session.close()
     return statistics.median(seconds)

@@ -33,6 +33,8 @@ async def test_a_trip_is_told_apart_from_the_layer_that_hides_it(
     assert row["layer_ms"] >= 4.9
     assert row["bound_ms"] >= 5.0
     assert row["trip_ratio"] <= row["ratio"] * 1.03
+    assert row["path_ms"] >= 4.9
+    assert row["path_ratio"] <= row["ratio"] * 1.03
 
 
 def test_a_layer_without_experts_is_this_nodes_own_work(demo_pack: ModelPack) -> None:
