@@ -3,7 +3,7 @@
 Worker processes, the backbone's parts (llama.cpp, hook, client, endpoint) in this process, so that its layers can be
 timed; the link is emulated at this end, one for all workers. The prompt is evaluated in batches of `batch`: one of a
 single batch REPEAT times and for REPEAT_S, of which the median counts, a longer one once, since it is much the same
-layer all along.
+layer all along. The backbone's own time is measured in turns with it: a shared machine changes its pace by a third.
 Every row is measured twice: with the backbone's own time in it, and the dispatch alone, calls of a batch of random rows
 one after the other.
 
@@ -151,29 +151,17 @@ async def _run(chosen: Sequence[Case], progress: Progress) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as name:
         folder = Path(name)
         packs: dict[str, ModelPack] = {}
-        local_s: dict[tuple[str, int, int], float] = {}  # the link is not in it: once for all rates
         for number, case in enumerate(chosen):
             progress(f"{number + 1} of {len(chosen)}: {_title(case)}, {_rate(case)}")
             pack = packs.get(case.model)
             if pack is None:
                 pack = packs[case.model] = _pack(case.model, folder)
-            shape = (case.model, case.tokens, case.batch)
-            if shape not in local_s:
-                local_s[shape] = await _evaluate_alone(pack, case)
-            row = await _measure(pack, case, folder / str(number), local_s[shape])
+            row = await _measure(pack, case, folder / str(number))
             shown = "  {tokens_per_s} of {bound_tokens_per_s} tokens/s; ratio {ratio}, dispatch alone {alone_ratio}"
             progress(shown.format(**row))
             rows.append(row)
     machine = f"{platform.machine()}, {platform.python_version()}, emulated link, one thread of the backbone"
     return {"machine": machine, "rows": rows}
-
-
-async def _evaluate_alone(pack: ModelPack, case: Case) -> float:
-    experts = _AtOnce(pack.manifest.sites)
-    try:
-        return await asyncio.to_thread(_evaluate, pack, experts, case)
-    finally:
-        experts.ended = True  # the thread would go on to the prompt's end
 
 
 def _title(case: Case) -> str:
@@ -202,13 +190,17 @@ class _Alone:
     busy_s: float
 
 
-async def _measure(pack: ModelPack, case: Case, folder: Path, local_s: float) -> dict[str, Any]:
+async def _measure(pack: ModelPack, case: Case, folder: Path) -> dict[str, Any]:
     async with _workers(pack, case, folder) as workers:
         async with attached_client(pack, workers, _options(case, cut=False), _link(case)) as client:
             whole = await asyncio.to_thread(_alone, pack, client, case, cut=False)
         async with attached_client(pack, workers, _options(case, cut=True), _link(case)) as client:
             cut = await asyncio.to_thread(_alone, pack, client, case, cut=True)  # so it has been measured, then
-            seconds = await asyncio.to_thread(_evaluate, pack, client, case)
+            nothing = _AtOnce(pack.manifest.sites)
+            try:
+                seconds, local_s = await asyncio.to_thread(_evaluate, pack, (client, nothing), case)
+            finally:
+                nothing.ended = True  # the thread would go on to the prompt's end
     layers = len(pack.manifest.sites) * math.ceil(case.tokens / case.batch)
     send, back, local, layer = (
         1e3 * s for s in (_line_s(cut.out, case), _line_s(cut.back, case), local_s / layers, seconds / layers)
@@ -304,30 +296,39 @@ def _totals(client: ExpertClient) -> tuple[float, float, float, float, float]:
     return calls, requests, out, back, busy
 
 
-def _evaluate(pack: ModelPack, experts: Experts, case: Case) -> float:
-    """Seconds of the whole prompt, the median of several where it is one batch. In a thread of its own."""
+def _evaluate(pack: ModelPack, both: Sequence[Experts], case: Case) -> list[float]:
+    """Median seconds of the whole prompt with each of these experts, in turns. In a thread of its own."""
+    with contextlib.ExitStack() as stack:
+        sessions = [stack.enter_context(contextlib.closing(_session(pack, experts, case))) for experts in both]
+        random, n_vocab = np.random.default_rng(0), sessions[0].model.n_vocab
+        tokens = random.integers(0, n_vocab, case.tokens).tolist()
+        for session in sessions:  # memory is touched for the first time
+            session.evaluate(tokens[: min(64, case.batch)], 0, all_logits=True)
+        found = [[_prompt_s(session, tokens, case.batch) for session in sessions]]
+        while case.tokens <= case.batch and not _enough(len(found), sum(map(sum, found)) / len(both)):
+            found.append([_prompt_s(session, tokens, case.batch) for session in sessions])
+    return [statistics.median(one) for one in zip(*found, strict=True)]
+
+
+def _enough(times: int, seconds: float) -> bool:
+    return times >= MOST_REPEATS or (times >= REPEAT and seconds >= REPEAT_S)
+
+
+def _session(pack: ModelPack, experts: Experts, case: Case) -> Session:
     model = LlamaModel(pack.backbone, remote_experts=True)
     plan = trace_model(model, {t.name: t.ne for t in pack.manifest.tensors})
     hook = EvalHook(plan, experts)
     context = LlamaContext(model, n_context=case.tokens + 8, n_batch=case.batch, threads=1, callback=hook)
-    session = Session(model, context, hook)
-    random = np.random.default_rng(0)
-    tokens = random.integers(0, model.n_vocab, case.tokens).tolist()
-    seconds: list[float] = []
-    try:
-        session.evaluate(tokens[: min(64, case.batch)], 0, all_logits=True)  # memory is touched for the first time
-        while len(seconds) < REPEAT or (len(seconds) < MOST_REPEATS and sum(seconds) < REPEAT_S):
-            context.clear()
-            began = time.perf_counter()
-            for at in range(0, len(tokens), case.batch):
-                # All logits, where each row is another generation's; so the last layer has all rows in both kinds.
-                session.evaluate(tokens[at : at + case.batch], at, all_logits=True)
-            seconds.append(time.perf_counter() - began)
-            if case.tokens > case.batch:
-                break
-    finally:
-        session.close()
-    return statistics.median(seconds)
+    return Session(model, context, hook)
+
+
+def _prompt_s(session: Session, tokens: list[int], batch: int) -> float:
+    session.context.clear()
+    began = time.perf_counter()
+    for at in range(0, len(tokens), batch):
+        # All logits, where each row is another generation's; so the last layer has all rows in both kinds.
+        session.evaluate(tokens[at : at + batch], at, all_logits=True)
+    return time.perf_counter() - began
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
