@@ -1,16 +1,23 @@
 """Fills this interpreter's environment from the lock file and installs swarmnode into it. Called by the Makefile.
 
-llama-cpp-python is built from source on first use, silently and for minutes; this says so and shows that it moves.
+llama-cpp-python is built from source on first use, silently and for minutes; this says so and shows that it moves. It
+is compiled for the processor at hand, which pip's cache does not know: a wheel that another machine left there is found
+out and compiled anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+
+PROBE = "from swarmnode.bench.engine import run; run(quick=True)"  # the kernels that experts are computed with
+ILLEGAL_INSTRUCTION = (-signal.SIGILL, 0xC000001D)  # how a process ends so; the second on Windows
 
 
 def pip(*arguments: str) -> None:
@@ -49,6 +56,12 @@ def with_a_clock(label: str, work: list[str]) -> None:
         clock.join()
 
 
+def fits_this_processor() -> bool:
+    """Whether llama.cpp, as it is installed, has no instruction that this processor does not know."""
+    probe = subprocess.run([sys.executable, "-c", PROBE], check=False, stdout=subprocess.DEVNULL)
+    return probe.returncode not in ILLEGAL_INSTRUCTION
+
+
 def main() -> int:
     lock = Path(sys.argv[1]).resolve()
     here = lock.parent
@@ -61,12 +74,15 @@ def main() -> int:
         print("1/3 Python packages", flush=True)
         pip("install", "--quiet", "--require-hashes", "-r", str(scratch / "others.txt"))
         print("2/3 llama.cpp: compiled the first time, about ten minutes on two cores; cached afterwards", flush=True)
-        with_a_clock(
-            "compiling llama.cpp",
-            ["install", "--quiet", "--no-deps", "--require-hashes", "-r", str(scratch / "native.txt")],
-        )
+        compile_native = ["install", "--quiet", "--no-deps", "--require-hashes", "-r", str(scratch / "native.txt")]
+        with_a_clock("compiling llama.cpp", compile_native)
         print("3/3 swarmnode", flush=True)
         pip("install", "--quiet", "--no-deps", "--no-build-isolation", "-e", str(here))
+        if not fits_this_processor():
+            print("the cached llama.cpp was compiled for another processor: compiling it for this one", flush=True)
+            with contextlib.suppress(subprocess.CalledProcessError):  # there may be no cache
+                pip("cache", "remove", "--quiet", "llama_cpp_python")
+            with_a_clock("compiling llama.cpp", [*compile_native, "--force-reinstall"])
     except subprocess.CalledProcessError as error:
         print(f"install: pip failed with exit code {error.returncode}; its message stands above", file=sys.stderr)
         return 1
