@@ -95,7 +95,8 @@ async def test_partial_sums_bring_back_a_fraction_of_the_bytes(
         if wire == "f32":  # F16 flips near-ties of the sampler; how far it may go is measured by bench fidelity
             assert [t for t, _ in tokens] == [t for t, _ in expected]
     assert back["partial", "f32"] < back["exact", "f32"] * 0.6  # top-4 over two workers: about half
-    assert back["partial", "f16"] < back["partial", "f32"] * 0.55
+    # About half; not the very same calls, where a near-tie flips or a prompt is cut otherwise.
+    assert back["partial", "f16"] < back["partial", "f32"] * 0.6
 
 
 async def test_experts_that_nobody_holds_are_named_and_the_node_goes_on(

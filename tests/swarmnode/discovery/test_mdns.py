@@ -58,10 +58,14 @@ class Node:
         self._changed.set()
 
     async def until(self, *names: str) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while set(self.known.values()) != set(names):
-                self._changed.clear()
-                await self._changed.wait()
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while set(self.known.values()) != set(names):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            known, problems = sorted(self.known.values()), self.problems
+            pytest.fail(f"node{self.number} knows {known}, not {sorted(names)}; problems: {problems}")
 
 
 async def test_members_on_one_machine_find_each_other_follow_changes_and_hear_goodbyes(
@@ -81,6 +85,7 @@ async def test_members_on_one_machine_find_each_other_follow_changes_and_hear_go
     assert not one.problems + two.problems
     again = await Node(swarm, 1).start()
     await two.until("node1")
+    assert not again.problems
     two.source.network_changed()  # everything anew
     await two.until("node1")
     await asyncio.gather(again.source.close(), two.source.close(), stranger.source.close())
