@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swarmnode.discovery.gossip import TELL_S, Gossip
@@ -350,15 +350,21 @@ steps = st.lists(
 
 @settings(max_examples=60)
 @given(steps, st.binary(max_size=200))
+@example([("offer", 1, 0.0, True), ("lost", 1, 0.0, False), ("replay", 1, 0.0, False)], b"")
 def test_nobody_is_in_the_view_longer_than_what_speaks_for_it(
     taken: list[tuple[str, int, float, bool]], junk: bytes
 ) -> None:
-    """Whatever happens: in the view is who issued a newer record, or was seen, in the last 10 s, and no other."""
+    """Whatever happens: in the view is who issued a newer record, or was seen, in the last 10 s, and no other.
+
+    Of whom the book was told to know nothing any more, a record that is repeated is the first.
+    """
     watch, now = Watch(max_peers=3), 0.0
     spoke: dict[int, float] = {}
+    unknown: set[int] = set()
     issued: dict[int, list[bytes]] = {}
     for what, number, pause, lasting in taken:
         now += pause
+        candidates = watch.book.candidates()
         if what == "offer":
             told = blob(number, now)
             issued.setdefault(number, []).append(told)
@@ -367,7 +373,9 @@ def test_nobody_is_in_the_view_longer_than_what_speaks_for_it(
                 spoke[number] = now
         elif what == "replay":
             for told in issued.get(number, []):
-                watch.offer(told, now, lasting=lasting)
+                if watch.offer(told, now, lasting=lasting) == EventKind.NEW and number in unknown:
+                    spoke[number] = now
+                    unknown.discard(number)
         elif what == "sees":
             watch.book.sees(peer_of(number), now)
             spoke[number] = now
@@ -379,8 +387,12 @@ def test_nobody_is_in_the_view_longer_than_what_speaks_for_it(
             watch.offer(blob(number, now, ttl_s=0), now)
         elif what == "forget":
             watch.book.forget(peer_of(number))
+            unknown.add(number)
         else:
             watch.offer(junk, now)
+        if what != "leave":
+            gone = [one for one in candidates if watch.book.get(one.peer) is None]
+            unknown.update(int(one.name.removeprefix("node")) for one in gone)
         for one in watch.book.records(now):
             assert now < spoke.get(int(one.name.removeprefix("node")), -1e9) + 10.001
         assert len(watch.book) <= 3
